@@ -170,6 +170,8 @@ def fit_weight(weight: np.ndarray, axis: int | None, scales: Iterable[np.ndarray
                 return _packed(weight, levels, step, axis)
     steps = [_fitted(row) for row in rows]
     if any(step is None for step in steps):
+        if _between(weight):
+            return "its weight has 0.0 in the middle between two levels, as DoReFa's has: integers need a level there"
         return (
             f"its weight is on no uniform grid{'' if axis is None else f' ({sum(step is None for step in steps)} of {channels} channels)'}"
         )
@@ -214,6 +216,14 @@ def _fitted(row: np.ndarray) -> np.float32 | None:
             if np.array_equal(levels.astype(np.float32) * each, row):
                 return np.float32(each)
     return None
+
+
+def _between(weight: np.ndarray) -> bool:
+    """Whether the levels of a weight are evenly spaced, and 0.0 in the middle between two of them."""
+    values = np.unique(weight).astype(np.float64)
+    gaps = np.diff(values)
+    step = gaps[gaps > 1e-3 * gaps.max()].min() if gaps.any() else 0.0  # one level may have come out in two float32
+    return bool(step) and bool((np.abs(np.abs(values / step) % 1 - 0.5) < 0.02).all())
 
 
 def _packed(weight: np.ndarray, levels: np.ndarray, step: np.ndarray, axis: int | None) -> WeightGrid | str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -13,13 +13,13 @@ from exporter.quantization.grids import WeightGrid, finer, fit_weight
 from exporter.quantization.quantizers import ELEMENTWISE, Missed, Quantizer
 from symbolics.graph.values import attr
 
-__all__ = ["Product", "find_products", "only_reader", "sources_of", "weights_of"]
+__all__ = ["MOVES", "Product", "find_products", "only_reader", "sources_of", "weights_of"]
 
 _PRODUCTS = {"Conv", "Gemm", "MatMul"}
 #: What has a weight, and no integer kernel in onnxruntime's CPU.
 _FLOAT = {"ConvTranspose", "GRU", "LSTM", "RNN"}
 #: What moves numbers and computes none: levels stay levels.
-_MOVES = {"Flatten", "Identity", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
+MOVES = {"Flatten", "Identity", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
 _LARGEST = 2**31 - 1
 
 
@@ -34,6 +34,7 @@ class Product:
         inputs: The quantiser behind each activation that it takes.
         bias: What a convolution adds, by channels.
         norm: The batch normalization behind it that weight and bias hold.
+        moved: The share of what it gives that the rounding of its bias to int32 moves by a level, about.
         reason: Why it stays in float, "" where nothing stands in the way.
     """
 
@@ -43,6 +44,7 @@ class Product:
     inputs: list[Quantizer]
     bias: np.ndarray | None = None
     norm: ir.Node | None = None
+    moved: float = 0.0
     reason: str = ""
 
     @property
@@ -66,7 +68,7 @@ def weights_of(model: ir.Model, constants: Constants) -> dict[ir.Node, WeightGri
         weight = constants.array(value)
         axis = 0 if node.op_type == "Conv" or attr(node, "transB", 0) else 1 if weight.ndim == 2 else None
         if weight.dtype != np.float32:
-            found[node] = f"its weight is of {weight.dtype}, not float32"
+            found[node] = f"its weight is {weight.dtype}: integers are made of float32 models alone, model.float()"
         else:
             found[node] = fit_weight(weight, axis, constants.behind(value))
     return found
@@ -111,7 +113,7 @@ def sources_of(value: ir.Value | None, results: Mapping[ir.Value, Quantizer]) ->
     while value is not None:
         yield value
         node = value.producer()
-        if value in results or node is None or node.domain or node.op_type not in _MOVES:
+        if value in results or node is None or node.domain or node.op_type not in MOVES:
             return
         value = node.inputs[0]
 
@@ -125,15 +127,21 @@ def find_products(
 ) -> list[Product]:
     """The products of a model, and what stands in the way of integers."""
     results = {each.result: each for each in quantizers}
-    sources = {each.source for each in quantizers}
+    steps = {each.source: float(each.grid.scale) for each in quantizers}
     reasons = {each.step: each.reason for each in missed} | {each.step: each.beyond for each in quantizers if each.beyond}
     found = []
     for node in model.graph:
         if node.domain or node.op_type not in _PRODUCTS | _FLOAT:
             continue
         weight = weights.get(node)
-        values = [list(sources_of(value, results))[-1] for value in node.inputs[: 1 if weight is not None else 2] if value is not None]
-        product = Product(node, node.op_type, weight if isinstance(weight, WeightGrid) else None, [results[value] for value in values if value in results])
+        values = [list(sources_of(each, results))[-1] for each in node.inputs[: 1 if weight is not None else 2] if each is not None]
+        for value in values:
+            if (joined := _joined(value, results)) is not None:
+                results[value] = joined
+                quantizers.append(joined)
+        product = Product(
+            node, node.op_type, weight if isinstance(weight, WeightGrid) else None, [results[value] for value in values if value in results]
+        )
         if node.op_type in _FLOAT:
             product.reason = f"onnxruntime's CPU has no integer kernel for {node.op_type}"
         elif isinstance(weight, str):
@@ -141,7 +149,7 @@ def find_products(
         elif (value := next((value for value in values if value not in results), None)) is not None:
             product.reason = f"no quantiser gives what it takes: {_instead(value, constants, reasons)}"
         else:
-            product.reason = _reason(product, constants, sources)
+            product.reason = _reason(product, constants, steps)
         found.append(product)
     return found
 
@@ -153,7 +161,7 @@ def _instead(value: ir.Value, constants: Constants, reasons: Mapping[ir.Node, st
         maker = todo.pop(0).producer()
         if maker in reasons and maker is not None:
             return f"{maker.op_type} {maker.name}: {reasons[maker]}"
-        if maker is not None and not maker.domain and maker.op_type in ELEMENTWISE | _MOVES:
+        if maker is not None and not maker.domain and maker.op_type in ELEMENTWISE | MOVES:
             before = [each for each in maker.inputs if each is not None and each not in seen]
             seen.update(before)
             todo += before
@@ -163,7 +171,7 @@ def _instead(value: ir.Value, constants: Constants, reasons: Mapping[ir.Node, st
     return "it is an input of the model" if maker is None else f"it comes of {maker.op_type} {maker.name}"
 
 
-def _reason(product: Product, constants: Constants, sources: set[ir.Value]) -> str:
+def _reason(product: Product, constants: Constants, steps: Mapping[ir.Value, float]) -> str:
     """Why a product stays in float, "" where nothing stands in the way; its bias and normalization are looked up on the way."""
     node = product.node
     if node.op_type == "Gemm" and (attr(node, "alpha", 1.0) != 1.0 or attr(node, "beta", 1.0) != 1.0 or attr(node, "transA", 0)):
@@ -182,19 +190,40 @@ def _reason(product: Product, constants: Constants, sources: set[ir.Value]) -> s
         product.weight = finer(product.weight)
         if np.abs(np.rint(product.bias.astype(np.float64) / product.bias_scale)).max() > _LARGEST:
             return "its bias is too large for int32 in steps of the activation times the weight"
-    if not _is_quantized(product.result, sources):
+    behind = _quantized_by(product.result, steps)
+    if not behind:
         return "no quantiser takes what it gives, or something else takes it, too"
+    if product.bias is not None:
+        bias = product.bias.astype(np.float64)
+        product.moved = float(np.abs(np.rint(bias / product.bias_scale) * product.bias_scale - bias).mean() / behind)
     return ""
 
 
-def _is_quantized(value: ir.Value, sources: set[ir.Value]) -> bool:
-    """Whether one quantiser takes a value, and nothing else does."""
-    while value not in sources:
+def _joined(value: ir.Value, results: Mapping[ir.Value, Quantizer]) -> Quantizer | None:
+    """A quantiser that gives what a Concat does, which is on a grid already: that of all that it joins."""
+    node = value.producer()
+    if value in results or node is None or node.domain or node.op_type != "Concat":
+        return None
+    grids = []
+    for each in node.inputs:
+        source = list(sources_of(each, results))[-1]
+        quantizer = results.get(source) or _joined(source, results)
+        grids.append(None if quantizer is None else quantizer.grid)
+    first = grids[0]
+    if first is None or any(grid is None or (grid.scale, grid.zero) != (first.scale, first.zero) for grid in grids):
+        return None
+    low, high = (end(getattr(grid, name) for grid in grids) for end, name in ((min, "low"), (max, "high")))
+    return Quantizer(value, value, replace(first, low=low, high=high, floats=0, moved=0), node)
+
+
+def _quantized_by(value: ir.Value, steps: Mapping[ir.Value, float]) -> float:
+    """The step of the quantiser that takes a value, where nothing else does; 0.0 where there is none."""
+    while value not in steps:
         reader = only_reader(value)
-        if reader is None or reader.domain or reader.op_type not in {*_MOVES, "Relu"}:
-            return False
+        if reader is None or reader.domain or reader.op_type not in {*MOVES, "Relu"}:
+            return 0.0
         value = reader.outputs[0]
-    return not value.is_graph_output()
+    return 0.0 if value.is_graph_output() else steps[value]
 
 
 def only_reader(value: ir.Value) -> ir.Node | None:

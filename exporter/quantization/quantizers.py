@@ -24,7 +24,9 @@ ELEMENTWISE = _STEPS | set(
     "Reciprocal Relu Shape Sign Sub Sum Where Xor".split()
 )
 _MOST_TRIES, _MOST_BEFORE = 40, 24
-_COMPUTED = "it is no rounding of one value by a fixed step: another value of the model, such as a step that is computed at each run, goes into it"
+_COMPUTED = (
+    "it is no rounding of one value by a fixed step: another value of the model, such as a step that is computed at each run, goes into it"
+)
 
 
 @dataclass(eq=False)
@@ -89,6 +91,8 @@ def _rounds(node: ir.Node) -> bool:
 
 def _quantizer_at(model: ir.Model, constants: Constants, step: ir.Node) -> Quantizer | str:
     """The quantiser that a node rounds for: from the farthest value before it to the last one behind it between which it is proven; or why there is none."""
+    if (dtype := step.inputs[0].dtype if step.inputs[0] is not None else None) not in (None, ir.DataType.FLOAT):
+        return f"it rounds {str(dtype).lower()}: integers are made of float32 models alone, model.float()"
     reason, tries = _COMPUTED, 0
     sources = list(itertools.islice(_before(constants, step), _MOST_BEFORE))
     for result in reversed(_behind(constants, step, sources)):
@@ -119,7 +123,9 @@ def _computed_with(value: ir.Value) -> bool:
     return any(use.node.op_type in ("Add", "Div", "Mul", "Sub") and not use.node.domain for use in value.uses())
 
 
-def _function(model: ir.Model, source: ir.Value, result: ir.Value, held: Mapping[ir.Value, np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+def _function(
+    model: ir.Model, source: ir.Value, result: ir.Value, held: Mapping[ir.Value, np.ndarray]
+) -> Callable[[np.ndarray], np.ndarray]:
     call = compiled(model, [source], [result], numbers=held)
     return lambda x: call(x)[0]
 

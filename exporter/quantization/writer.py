@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
 from typing import Any
 
 import numpy as np
@@ -59,22 +58,22 @@ class Writer:
             self._sources[result] = node.outputs[0]
             self._graph.remove(product.norm, safe=True)
 
-    def write_quantizer(self, quantizer: Quantizer, stays: Container[ir.Node]) -> str:
-        """Put QuantizeLinear and DequantizeLinear in the place of a quantiser, but where a node of ``stays`` reads it; the name of its value."""
+    def write_quantizer(self, quantizer: Quantizer) -> str:
+        """Put QuantizeLinear and DequantizeLinear in the place of a quantiser; the name of its value."""
         grid, result = quantizer.grid, quantizer.result
         source = self._sources.get(quantizer.source, quantizer.source)
         name = result.name or "value"
+        uses = list(result.uses())  # the node that makes levels may be one, later
         levels = self._quantized(source, quantizer, name)
         scale = self._held(f"{name}/scale", np.array(grid.scale, np.float32))
         zero = self._held(f"{name}/zero_point", np.array(grid.zero, np.uint8))
         after = levels.producer()
         assert after is not None
         value = self._node("DequantizeLinear", [levels, scale, zero], f"{name}/quantized", ir.DataType.FLOAT, result.shape, after=after)
-        for use in list(result.uses()):
-            if use.node not in stays:
-                use.node.replace_input_with(use.idx, value)
+        for use in uses:
+            use.node.replace_input_with(use.idx, value)
         for place, output in enumerate(self._graph.outputs):
-            if output is result:
+            if output is result and result is not source:
                 self._graph.outputs[place] = value
                 value.name, result.name = result.name, value.name
                 value.type, value.shape = result.type, result.shape

@@ -43,8 +43,9 @@ def trained(case: Case) -> tuple[nn.Module, tuple[Tensor, ...]]:
     for module in model.modules():
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
             with torch.no_grad():
-                for tensor, low, high in ((module.running_mean, -0.3, 0.3), (module.running_var, 0.5, 1.5), (module.weight, 0.5, 1.5)):
+                for tensor, low, high in ((module.running_mean, -0.3, 0.3), (module.running_var, 0.5, 1.5)):
                     tensor.copy_(torch.rand(tensor.shape, generator=draw) * (high - low) + low)
+                module.weight.mul_(torch.rand(module.weight.shape, generator=draw) + 0.5)
                 module.bias.copy_(torch.rand(module.bias.shape, generator=draw) - 0.5)
     return model.eval(), args
 
@@ -193,10 +194,6 @@ def at_outputs():
     return Of(forward, a0=Act(signed=True), c=Conv(3, 4, 3), a1=Act(), f=Linear(4 * 36, 5), a2=Act(signed=True)), image(size=8)
 
 
-def sequential(*parts):
-    return lambda: (nn.Sequential(*parts), None)
-
-
 def image_of(*makers, channels=3, size=16):
     return lambda: (nn.Sequential(*(make() for make in makers)), image(channels, size))
 
@@ -209,9 +206,9 @@ class Asymmetric(nn.Linear):
     """A weight with a zero point of its own."""
 
     def forward(self, x):
-        low, high = self.weight.detach().aminmax()
-        s = float((high - low) / 255)
-        return F.linear(x, torch.fake_quantize_per_tensor_affine(self.weight, s, round(float(-low) / s), 0, 255), self.bias)
+        low, high = -0.21, 0.18
+        s = (high - low) / 255
+        return F.linear(x, torch.fake_quantize_per_tensor_affine(self.weight, s, round(-low / s), 0, 255), self.bias)
 
 
 class Dorefa(nn.Linear):
@@ -320,7 +317,4 @@ def negative():
             if isinstance(module, nn.BatchNorm2d):
                 module.weight[::3] *= -1
                 module.weight[1] = 0
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.register_forward_pre_hook(lambda *_: None)
     return model
