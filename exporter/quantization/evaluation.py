@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -82,7 +82,7 @@ def nodes_between(inputs: Iterable[ir.Value], outputs: Iterable[ir.Value]) -> li
 
 
 def compiled(
-    model: ir.Model, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value], *, numbers: bool = False
+    model: ir.Model, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value], *, numbers: Mapping[ir.Value, np.ndarray] | None = None
 ) -> Callable[..., list[np.ndarray]]:
     """A part of a graph as a function of arrays.
 
@@ -90,12 +90,12 @@ def compiled(
         model: The model.
         inputs: The values that it takes.
         outputs: The values that it gives; they depend on ``inputs`` and constants alone.
-        numbers: Whether constants of one element have rank 0, so that the function takes a vector of numbers where the graph has a tensor of another rank.
+        numbers: What constants are, each one number, for a function that takes a vector of numbers where the graph has a tensor of another rank.
 
     Raises:
         FormatError: onnxruntime does not open the part.
     """
-    nodes = nodes_between(inputs, outputs)
+    nodes = nodes_between([*inputs, *(numbers or ())], outputs)
     mapping: dict[ir.Value, ir.Value | None] = {}
     given: list[ir.Value] = []
     held: list[ir.Value] = []
@@ -106,16 +106,14 @@ def compiled(
         for read in node.inputs:
             if read is None or read in mapping or read.producer() in nodes:
                 continue
-            tensor = read.const_value
+            tensor = ir.tensor(numbers[read]) if numbers and read in numbers else read.const_value
             if tensor is None:
                 raise FormatError(f"{describe(node)} reads {name_of(read)}, which is no constant")
-            if numbers and tensor.size == 1:
-                tensor = ir.tensor(tensor.numpy().reshape(()))
             shape = ir.Shape(tensor.shape.numpy())
             held.append(ir.Value(name=f"c{len(held)}", type=ir.TensorType(tensor.dtype), shape=shape, const_value=tensor))
             mapping[read] = held[-1]
     copies = clone_nodes(Scope("", lambda _: False), nodes, mapping)
-    if numbers:
+    if numbers is not None:
         for node in copies:
             _without_rank(node)
     results = [result for value in outputs if (result := mapping[value]) is not None]
@@ -139,11 +137,8 @@ def compiled(
 
 
 def _without_rank(node: ir.Node) -> None:
-    """Take from a copied node what speaks of the rank that the graph has: an axis of scales that are one number, a constant of one element."""
+    """Take from a copied node what speaks of the rank that the graph has: an axis of scales that are one number, shapes."""
     if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
         node.attributes.pop("axis", None)
-    tensor = node.attributes["value"].value if node.op_type == "Constant" and "value" in node.attributes else None
-    if isinstance(tensor, ir.TensorProtocol) and tensor.size == 1:
-        node.attributes["value"] = ir.AttrTensor("value", ir.tensor(tensor.numpy().reshape(())))
     for output in node.outputs:
         output.shape = None

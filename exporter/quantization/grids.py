@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Grid", "WeightGrid", "find_grid", "fit_weight"]
+__all__ = ["Grid", "WeightGrid", "find_grid", "finer", "fit_weight"]
 
 _LEVELS = 256
-# Threshold beside QuantizeLinear's: one float32, or this share of a step, as where the zero point is added before anything is rounded.
-_FLOATS, _SHARE = 1, 2.0**-16
+# Threshold beside QuantizeLinear's: two float32, as where ties go the other way; or this share of a step, which is what a division and an addition come to
+# that are rounded to float32 at level 255, as where the zero point is added before anything is rounded.
+_FLOATS, _SHARE = 2, 2.0**-15
 _FAR = np.float32(2.0**40)
 
 
@@ -108,19 +109,22 @@ def find_grid(function: Callable[[np.ndarray], np.ndarray], scales: Iterable[np.
 
 
 def _exact(levels: np.ndarray, places: np.ndarray, step: float, scales: Iterable[np.ndarray]) -> np.float32 | None:
-    """The float32 whose multiples the levels are, to one float32 of rounding."""
+    """The float32 whose multiples the levels are: exactly, or to one float32 of rounding, or as near as sums of such multiples come in float32."""
     numbers = [float(array.item()) for array in scales if array.size == 1]
     inverses = [float(np.float32(1.0) / np.float32(number)) for number in numbers if number and math.isfinite(number)]
     known = [np.float32(number) for number in (*numbers, *inverses) if abs(number - step) < 1e-3 * step]
     near = np.float32(step)
     around = (_order(near) + np.arange(-16, 17)).astype(np.int64)
-    found = None
+    found: tuple[float, np.float32] | None = None
     for scale in (*known, near, *_number(around)):
-        off = int(np.abs(_order((places.astype(np.float32) * scale).astype(np.float32)) - _order(levels)).max())
-        if off == 0:
+        multiples = (places.astype(np.float32) * scale).astype(np.float32)
+        floats = int(np.abs(_order(multiples) - _order(levels)).max())
+        if floats == 0:
             return scale
-        found = scale if off == 1 and found is None else found
-    return found
+        off = float(np.abs(multiples.astype(np.float64) - levels).max())
+        if (floats == 1 or off <= _SHARE * step) and (found is None or off < found[0]):
+            found = off, scale
+    return None if found is None else found[1]
 
 
 def _thresholds(function: Callable[[np.ndarray], np.ndarray], levels: np.ndarray) -> np.ndarray:
@@ -166,12 +170,25 @@ def fit_weight(weight: np.ndarray, axis: int | None, scales: Iterable[np.ndarray
                 return _packed(weight, levels, step, axis)
     steps = [_fitted(row) for row in rows]
     if any(step is None for step in steps):
+        if _between(weight):
+            return "its weight has 0.0 in the middle between two levels, as DoReFa's has: integers need a level there"
         return (
             f"its weight is on no uniform grid{'' if axis is None else f' ({sum(step is None for step in steps)} of {channels} channels)'}"
         )
     step = np.array(steps, np.float32).reshape(-1, 1)
     levels = _levels_of(rows, step)
     return "its weight is on no uniform grid of 8 bits" if levels is None else _packed(weight, levels, step, axis)
+
+
+def finer(weight: WeightGrid) -> WeightGrid:
+    """The same weight in steps that are smaller by a power of two, as far as int8 goes: exactly the same numbers, and a bias in finer steps."""
+    most = int(np.abs(weight.levels.astype(np.int64)).max())
+    if weight.zero or not most or (factor := 1 << (127 // most).bit_length() - 1) < 2:
+        return weight
+    scale = (weight.scale / np.float32(factor)).astype(np.float32)
+    if not np.array_equal(scale * np.float32(factor), weight.scale):
+        return weight
+    return WeightGrid((weight.levels.astype(np.int64) * factor).astype(np.int8), scale, 0, weight.axis)
 
 
 def _levels_of(rows: np.ndarray, step: np.ndarray) -> np.ndarray | None:
@@ -214,6 +231,14 @@ def _common_divisor(values: np.ndarray) -> float:
         for known in values[: i + 1]:  # each larger one says it more exactly
             found = known / round(known / found)
     return found
+
+
+def _between(weight: np.ndarray) -> bool:
+    """Whether the levels of a weight are evenly spaced, and 0.0 in the middle between two of them."""
+    values = np.unique(weight).astype(np.float64)
+    gaps = np.diff(values)
+    step = gaps[gaps > 1e-3 * gaps.max()].min() if gaps.any() else 0.0  # one level may have come out in two float32
+    return bool(step) and bool((np.abs(np.abs(values / step) % 1 - 0.5) < 0.02).all())
 
 
 def _packed(weight: np.ndarray, levels: np.ndarray, step: np.ndarray, axis: int | None) -> WeightGrid | str:

@@ -39,8 +39,16 @@ def kernels_of(model: ir.Model, nodes: Iterable[ir.Node]) -> dict[ir.Node, str] 
             except Exception as error:
                 raise ExportError(f"onnxruntime does not open the quantised model: {error}") from error
             return "not known: onnxruntime could not write its optimised model into the temporary folder"
-    reads = {name: node.op_type for node in optimized.graph.node if node.op_type in _INTEGER for name in (*node.input, *node.output)}
-    return {node: kernel for node in nodes if (kernel := next(filter(None, map(reads.get, _names(node))), ""))}
+    made = [node for node in optimized.graph.node if node.op_type in _INTEGER]
+    named = {node.name: node.op_type for node in made if node.name}
+    reads = {name: node.op_type for node in made for name in (*node.input, *node.output)}
+    found = {}
+    for node in nodes:
+        # A matrix product keeps its name, a convolution what it reads: two of one weight are told apart where that can be.
+        kernel = named.get(node.name or "") or next(filter(None, map(reads.get, _names(node))), "")
+        if kernel:
+            found[node] = kernel
+    return found
 
 
 def _open(data: bytes, optimized: Path | None = None) -> None:
@@ -52,7 +60,7 @@ def _open(data: bytes, optimized: Path | None = None) -> None:
 
 
 def _names(node: ir.Node) -> list[str]:
-    """The names by which a product is found again: that of its levels, and of what it gives."""
+    """The values by which a product is found again: its levels, and what it gives."""
     makers = [value.producer() for value in node.inputs[1:2] if value is not None]
     held = [maker.inputs[0] for maker in makers if maker is not None and maker.op_type == "DequantizeLinear"]
     levels = [value.name or "" for value in held if value is not None and value.is_initializer()]

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
 
 from exporter.quantization.evaluation import Constants
-from exporter.quantization.grids import WeightGrid, fit_weight
-from exporter.quantization.quantizers import Quantizer
+from exporter.quantization.grids import WeightGrid, finer, fit_weight
+from exporter.quantization.quantizers import ELEMENTWISE, Missed, Quantizer
 from symbolics.graph.values import attr
 
-__all__ = ["Product", "find_products", "needed", "only_reader", "sources_of", "weights_of"]
+__all__ = ["MOVES", "Product", "find_products", "needed", "only_reader", "sources_of", "weights_of"]
 
 _PRODUCTS = {"Conv", "Gemm", "MatMul"}
+#: What has a weight, and no integer kernel in onnxruntime's CPU.
+_FLOAT = {"ConvTranspose", "GRU", "LSTM", "RNN"}
 #: What moves numbers and computes none: levels stay levels.
-_MOVES = {"Flatten", "Identity", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
-#: What computes, and stands between quantised values in integers.
-_IN_INTEGERS = {"Add", "AveragePool", "Concat", "GlobalAveragePool", "Relu"}
+MOVES = {"Flatten", "Identity", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
 _LARGEST = 2**31 - 1
 
 
@@ -29,18 +29,22 @@ class Product:
 
     Attributes:
         node: Its node.
+        operator: What that was in the model.
         weight: Its weight on its grid; None where it has none, or two activations are multiplied.
         inputs: The quantiser behind each activation that it takes.
-        bias: What is added, by channels.
+        bias: What a convolution adds, by channels.
         norm: The batch normalization behind it that weight and bias hold.
+        moved: The share of what it gives that the rounding of its bias to int32 moves by a level, about.
         reason: Why it stays in float, "" where nothing stands in the way.
     """
 
     node: ir.Node
+    operator: str
     weight: WeightGrid | None
     inputs: list[Quantizer]
     bias: np.ndarray | None = None
     norm: ir.Node | None = None
+    moved: float = 0.0
     reason: str = ""
 
     @property
@@ -64,7 +68,7 @@ def weights_of(model: ir.Model, constants: Constants) -> dict[ir.Node, WeightGri
         weight = constants.array(value)
         axis = 0 if node.op_type == "Conv" or attr(node, "transB", 0) else 1 if weight.ndim == 2 else None
         if weight.dtype != np.float32:
-            found[node] = f"its weight is of {weight.dtype}, not float32"
+            found[node] = f"its weight is {weight.dtype}: integers are made of float32 models alone, model.float()"
         else:
             found[node] = fit_weight(weight, axis, constants.behind(value))
     return found
@@ -109,7 +113,7 @@ def sources_of(value: ir.Value | None, results: Mapping[ir.Value, Quantizer]) ->
     while value is not None:
         yield value
         node = value.producer()
-        if value in results or node is None or node.domain or node.op_type not in _MOVES:
+        if value in results or node is None or node.domain or node.op_type not in MOVES:
             return
         value = node.inputs[0]
 
@@ -119,82 +123,129 @@ def find_products(
     constants: Constants,
     weights: Mapping[ir.Node, WeightGrid | str],
     quantizers: list[Quantizer],
+    missed: Iterable[Missed],
 ) -> list[Product]:
     """The products of a model, and what stands in the way of integers."""
     results = {each.result: each for each in quantizers}
-    sources = {each.source for each in quantizers}
+    steps = {each.source: float(each.grid.scale) for each in quantizers}
+    reasons = {each.step: each.reason for each in missed} | {each.step: each.beyond for each in quantizers if each.beyond}
     found = []
     for node in model.graph:
-        if node.domain or node.op_type not in _PRODUCTS:
+        if node.domain or node.op_type not in _PRODUCTS | _FLOAT:
             continue
         weight = weights.get(node)
-        inputs = [results.get(list(sources_of(value, results))[-1]) for value in node.inputs[: 1 if weight is not None else 2]]
-        product = Product(node, weight if isinstance(weight, WeightGrid) else None, [each for each in inputs if each is not None])
-        product.reason = weight if isinstance(weight, str) else _reason(product, constants, None in inputs, sources)
+        values = [list(sources_of(each, results))[-1] for each in node.inputs[: 1 if weight is not None else 2] if each is not None]
+        for value in values:
+            if (joined := _joined(value, results)) is not None:
+                results[value] = joined
+                quantizers.append(joined)
+        product = Product(
+            node, node.op_type, weight if isinstance(weight, WeightGrid) else None, [results[value] for value in values if value in results]
+        )
+        if node.op_type in _FLOAT:
+            product.reason = f"onnxruntime's CPU has no integer kernel for {node.op_type}"
+        elif isinstance(weight, str):
+            product.reason = weight
+        elif (given := next((given for given in values if given not in results), None)) is not None:
+            product.reason = f"no quantiser gives what it takes: {_instead(given, constants, reasons)}"
+        else:
+            product.reason = _reason(product, constants, steps)
         found.append(product)
     return found
 
 
 def needed(products: Iterable[Product], quantizers: Iterable[Quantizer]) -> list[Quantizer]:
-    """The quantisers before and behind products that run in integers, and those of what is added up or moved in between."""
-    found = {each for product in products if not product.reason for each in product.inputs}
-    results = {product.result for product in products if not product.reason and product.node.op_type != "MatMul"}
-    results.update(each.result for each in found)
-    for each in quantizers:  # in the order of the graph
-        if each not in found and _comes_from(each.source, results):
-            found.add(each)
-            results.add(each.result)
+    """The quantisers before and behind products that run in integers, and those that a Concat between joins."""
+    results, sources = ({getattr(each, name): each for each in quantizers} for name in ("result", "source"))
+    todo = [each for product in products if not product.reason for each in product.inputs]
+    for product in products:
+        value: ir.Value | None = None if product.reason or product.node.op_type != "Conv" else product.result
+        while value is not None and value not in sources:
+            reader = only_reader(value)
+            value = None if reader is None else reader.outputs[0]
+        if value is not None:
+            todo.append(sources[value])
+    found: set[Quantizer] = set()
+    while todo:
+        each = todo.pop()
+        node = each.source.producer()
+        if each not in found and each.source is each.result and node is not None:
+            ends = [list(sources_of(joined, results))[-1] for joined in node.inputs]
+            todo += [results[end] for end in ends if end in results]
+        found.add(each)
     return [each for each in quantizers if each in found]
 
 
-def _comes_from(value: ir.Value, ends: Container[ir.Value]) -> bool:
-    """Whether a value is made of one of others by what onnxruntime has integer kernels for."""
+def _instead(value: ir.Value, constants: Constants, reasons: Mapping[ir.Node, str]) -> str:
+    """What gives a value that comes of no quantiser: what rounds on the way to it, and is none, if there is such a node."""
     todo, seen = [value], {value}
     while todo:
-        value = todo.pop()
-        if value in ends:
-            return True
-        node = value.producer()
-        if node is not None and not node.domain and node.op_type in _MOVES | _IN_INTEGERS:
-            new = [each for each in node.inputs if each is not None and each not in seen]
-            seen.update(new)
-            todo += new
-    return False
+        maker = todo.pop(0).producer()
+        if maker in reasons and maker is not None:
+            return f"{maker.op_type} {maker.name}: {reasons[maker]}"
+        if maker is not None and not maker.domain and maker.op_type in ELEMENTWISE | MOVES:
+            before = [each for each in maker.inputs if each is not None and each not in seen]
+            seen.update(before)
+            todo += before
+    maker = value.producer()
+    if value in constants:
+        return "it is a constant, and the first operand"
+    return "it is an input of the model" if maker is None else f"it comes of {maker.op_type} {maker.name}"
 
 
-def _reason(product: Product, constants: Constants, unquantized: bool, sources: set[ir.Value]) -> str:
+def _reason(product: Product, constants: Constants, steps: Mapping[ir.Value, float]) -> str:
     """Why a product stays in float, "" where nothing stands in the way; its bias and normalization are looked up on the way."""
     node = product.node
-    if unquantized:
-        return "no quantiser gives what it takes"
     if node.op_type == "Gemm" and (attr(node, "alpha", 1.0) != 1.0 or attr(node, "beta", 1.0) != 1.0 or attr(node, "transA", 0)):
         return "it scales or transposes what it takes: alpha, beta, transA"
     if product.weight is None:
         return "" if node.op_type == "MatMul" else "its weight is computed by the model"
+    if node.op_type != "Conv":
+        return ""
     if len(node.inputs) > 2 and (value := node.inputs[2]) is not None:
         if value not in constants:
             return "its bias is computed by the model"
         product.bias = constants.array(value).reshape(-1)
-    if node.op_type == "Conv" and (why := _folded(product, constants)):
+    if why := _folded(product, constants):
         return why
     if product.bias is not None:
+        product.weight = finer(product.weight)
         if np.abs(np.rint(product.bias.astype(np.float64) / product.bias_scale)).max() > _LARGEST:
             return "its bias is too large for int32 in steps of the activation times the weight"
-        if product.bias.size != product.weight.levels.shape[1 if node.op_type == "Gemm" and not attr(node, "transB", 0) else 0]:
-            return "its bias is no vector of channels"
-    if node.op_type == "Conv" and not _is_quantized(product.result, sources):
+    behind = _quantized_by(product.result, steps)
+    if not behind:
         return "no quantiser takes what it gives, or something else takes it, too"
+    if product.bias is not None:
+        bias = product.bias.astype(np.float64)
+        product.moved = float(np.abs(np.rint(bias / product.bias_scale) * product.bias_scale - bias).mean() / behind)
     return ""
 
 
-def _is_quantized(value: ir.Value, sources: set[ir.Value]) -> bool:
-    """Whether one quantiser takes a value, and nothing else does."""
-    while value not in sources:
+def _joined(value: ir.Value, results: Mapping[ir.Value, Quantizer]) -> Quantizer | None:
+    """A quantiser that gives what a Concat does, which is on a grid already: that of all that it joins."""
+    node = value.producer()
+    if value in results or node is None or node.domain or node.op_type != "Concat":
+        return None
+    grids = []
+    for each in node.inputs:
+        source = list(sources_of(each, results))[-1]
+        quantizer = results.get(source) or _joined(source, results)
+        grids.append(None if quantizer is None else quantizer.grid)
+    first = grids[0]
+    if first is None or any(grid is None or (grid.scale, grid.zero) != (first.scale, first.zero) for grid in grids):
+        return None
+    low, high = (end(getattr(grid, name) for grid in grids) for end, name in ((min, "low"), (max, "high")))
+    return Quantizer(value, value, replace(first, low=low, high=high, floats=0, moved=0), node)
+
+
+def _quantized_by(value: ir.Value, steps: Mapping[ir.Value, float]) -> float:
+    """The step of the quantiser that takes a value, where nothing else does; 0.0 where there is none."""
+    while value not in steps:
         reader = only_reader(value)
-        if reader is None or reader.domain or reader.op_type not in {*_MOVES, "Relu"}:
-            return False
+        if reader is None or reader.domain or reader.op_type not in {*MOVES, "Relu"}:
+            return 0.0
         value = reader.outputs[0]
-    return not value.is_graph_output()
+    return 0.0 if value.is_graph_output() else steps[value]
 
 
 def only_reader(value: ir.Value) -> ir.Node | None:

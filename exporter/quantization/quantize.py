@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,10 +13,11 @@ import onnx_ir.passes.common as passes
 from exporter.errors import short
 from exporter.files.program import Program
 from exporter.gradient_graph.model import own_copy, remove_marks
+from exporter.quantization.barriers import keep_in_float
 from exporter.quantization.evaluation import Constants
 from exporter.quantization.kernels import kernels_of
-from exporter.quantization.products import Product, find_products, needed, sources_of, weights_of
-from exporter.quantization.quantizers import Missed, Quantizer, find_quantizers
+from exporter.quantization.products import Product, find_products, needed, weights_of
+from exporter.quantization.quantizers import Missed, find_quantizers
 from exporter.quantization.straight_through import drop_straight_through
 from exporter.quantization.writer import Writer
 from symbolics.errors import ExportError
@@ -38,6 +39,7 @@ class QuantizedProduct:
         operator: ``"Conv"``, ``"Gemm"`` or ``"MatMul"``.
         kernel: The operator that onnxruntime runs in integers for it on this machine's CPU, "" where it runs in float.
         bits: The bits that its weight needs, 0 where it has none in integers.
+        moved: The share of what it gives that the rounding of its bias to int32 moves by a level, about; linear layers keep theirs in float.
         reason: Why it runs in float, "" where it does not.
     """
 
@@ -45,6 +47,7 @@ class QuantizedProduct:
     operator: str
     kernel: str
     bits: int
+    moved: float
     reason: str
 
 
@@ -87,9 +90,11 @@ class Quantized(Program):
         """A line for each product that runs in float, and the counts."""
         integers = sum(bool(each.kernel) for each in self.products)
         moved = sum(each.moved for each in self.activations)
+        most = max((each.moved for each in self.products), default=0.0)
         lines = [
             f"{integers} of {len(self.products)} products run in integers",
             f"{len(self.activations)} quantisers of activations, {moved} of their thresholds moved by {max((a.floats for a in self.activations), default=0)} float32 at most",
+            *([f"biases of convolutions in int32 move {most:.2%} of the levels of one at most, by one level"] if most > 0 else []),
             *(f"  float: {clean(each.operator)} {clean(each.name)}: {each.reason}" for each in self.products if not each.kernel),
             *(f"  left: {clean(name)}: {reason}" for name, reason in self.left.items()),
         ]
@@ -103,7 +108,8 @@ def quantize(model: Any) -> Quantized:
     Quantisers are found by what they compute: a value that is rounded to evenly spaced levels and cut off at both ends, in torch's fake_quantize, in a
     Function of one's own (``portable=True``), in operators, or in QuantizeLinear and DequantizeLinear. Each threshold between two levels is found to the last
     bit in the model and in what is written. Weights become integers only where they are whole multiples of a float32, bit by bit. Batch normalizations behind
-    convolutions go into steps and biases. Biases become int32 in steps of activation times weight, as integer kernels take them.
+    convolutions go into steps and biases. Biases of convolutions become int32 in steps of
+    activation times weight, as integer kernels take them; those of linear layers stay.
 
     Args:
         model: A path, an onnx.ModelProto, an onnx_ir.Model, or an object whose ``model`` is one, such as a `Program`; as it is after training, exported in
@@ -126,17 +132,16 @@ def quantize(model: Any) -> Quantized:
     constants = Constants(copy)
     weights = weights_of(copy, constants)
     quantizers, missed = find_quantizers(copy, constants)
-    products = find_products(copy, constants, weights, quantizers)
+    products = find_products(copy, constants, weights, quantizers, missed)
     if all(product.reason for product in products):
         raise _nothing(copy, products, missed)
-    writer = Writer(copy)
+    written, writer = needed(products, quantizers), Writer(copy)
     for product in products:
         if not product.reason:
             writer.write_product(product)
-    written = needed(products, quantizers)
-    stays = _read_in_float(products, quantizers)
-    names = {each: writer.write_quantizer(each, stays) for each in written}
+    names = {each: writer.write_quantizer(each) for each in written}
     remove_unread(copy.graph, kept)
+    keep_in_float(copy, products)
     _forget(copy)
     kernels = kernels_of(copy, [product.node for product in products if not product.reason])
     rows = [_row(product, kernels) for product in products]
@@ -144,32 +149,18 @@ def quantize(model: Any) -> Quantized:
         Activation(n, float(e.grid.scale), e.grid.zero, e.grid.low, e.grid.high, e.grid.floats, e.grid.moved) for e, n in names.items()
     ]
     left = {each.step.outputs[0].name or "": each.reason for each in missed}
-    left |= {each.result.name or "": each.doubt or "no product in integers reads it" for each in quantizers if each not in names}
+    left |= {each.result.name or "": each.beyond or "no product in integers reads it" for each in quantizers if each not in names}
     return Quantized(copy, products=rows, activations=activations, left=left)
-
-
-def _read_in_float(products: Iterable[Product], quantizers: Iterable[Quantizer]) -> set[ir.Node]:
-    """The first nodes on the ways from quantisers to products that stay in float: onnxruntime quantises a float weight between DequantizeLinear and
-    QuantizeLinear without being asked, so these read what the model had.
-    """
-    results = {each.result: each for each in quantizers}
-    found: set[ir.Node] = set()
-    for product in products:
-        if product.reason and product.weight is None:
-            for value in product.node.inputs[:2]:
-                way = list(sources_of(value, results))
-                if way and way[-1] in results:
-                    found.add(product.node if len(way) == 1 else way[-2].producer() or product.node)
-    return found
 
 
 def _row(product: Product, kernels: dict[ir.Node, str] | str) -> QuantizedProduct:
     bits, kernel = 0, "" if isinstance(kernels, str) else kernels.get(product.node, "")
     if product.weight is not None and not product.reason:
         levels = product.weight.levels.astype(np.int64) - product.weight.zero
+        levels //= max(int(np.gcd.reduce(levels, axis=None)), 1)
         bits = max(int(levels.max()).bit_length(), (~int(levels.min())).bit_length() if levels.min() < 0 else 0) + int(levels.min() < 0)
     reason = product.reason or ("" if kernel else kernels if isinstance(kernels, str) else "onnxruntime does not fuse it here")
-    return QuantizedProduct(product.node.name or "", product.node.op_type, kernel, bits, reason)
+    return QuantizedProduct(product.node.name or "", product.operator, kernel, bits, product.moved, reason)
 
 
 def _forget(model: ir.Model) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,17 +14,19 @@ from exporter.quantization.grids import Grid, find_grid
 from symbolics.errors import FormatError
 from symbolics.graph.values import attr
 
-__all__ = ["Missed", "Quantizer", "find_quantizers"]
+__all__ = ["ELEMENTWISE", "Missed", "Quantizer", "find_quantizers"]
 
 #: What rounds: each quantiser has one of them.
 _STEPS = {"Round", "Floor", "Ceil", "QuantizeLinear", "Cast"}
 #: What computes each number by itself; a quantiser is made of these alone. Relu is a lower end where it comes before the rounding.
-_ELEMENTWISE = _STEPS | set(
+ELEMENTWISE = _STEPS | set(
     "Abs Add And CastLike Clip ConstantOfShape DequantizeLinear Div Equal Expand Greater GreaterOrEqual Identity Less LessOrEqual Max Min Mul Neg Not Or "
     "Reciprocal Relu Shape Sign Sub Sum Where Xor".split()
 )
-_NO_REASON = "it is no rounding of one value: another value of the model, a scale that is computed, goes into it"
 _MOST_TRIES, _MOST_BEFORE = 40, 24
+_COMPUTED = (
+    "it is no rounding of one value by a fixed step: another value of the model, such as a step that is computed at each run, goes into it"
+)
 
 
 @dataclass(eq=False)
@@ -36,14 +38,14 @@ class Quantizer:
         result: What it gives.
         grid: Its levels.
         step: The node that rounds.
-        doubt: Why something larger around it is no quantiser, "" where nothing is: it may be a part of one alone.
+        beyond: Why what is computed farther on is not its result, "" where nothing is.
     """
 
     source: ir.Value
     result: ir.Value
     grid: Grid
     step: ir.Node
-    doubt: str = ""
+    beyond: str = ""
 
 
 @dataclass(eq=False)
@@ -68,6 +70,8 @@ def find_quantizers(model: ir.Model, constants: Constants) -> tuple[list[Quantiz
         if node in done or not _rounds(node) or node.outputs[0] in constants:
             continue
         made = _quantizer_at(model, constants, node)
+        if isinstance(made, Quantizer) and made.beyond and made.grid.scale == 1.0:
+            made = made.beyond  # numbers of levels: what follows makes of them what the model goes on with
         if isinstance(made, str):
             missed.append(Missed(node, made))
             continue
@@ -87,33 +91,54 @@ def _rounds(node: ir.Node) -> bool:
 
 def _quantizer_at(model: ir.Model, constants: Constants, step: ir.Node) -> Quantizer | str:
     """The quantiser that a node rounds for: from the farthest value before it to the last one behind it between which it is proven; or why there is none."""
-    reason, tries = _NO_REASON, 0
+    if (dtype := step.inputs[0].dtype if step.inputs[0] is not None else None) not in (None, ir.DataType.FLOAT):
+        return f"it rounds {str(dtype).lower()}: integers are made of float32 models alone, model.float()"
+    reason, tries = _COMPUTED, 0
     sources = list(itertools.islice(_before(constants, step), _MOST_BEFORE))
     for result in reversed(_behind(constants, step, sources)):
         for source in reversed(sources):
             if (nodes := _made_of(constants, source, result)) is None:
                 continue
-            held = constants.arrays(_constants_of(constants, nodes))
-            if any(array.size != 1 for array in held):
+            held = _numbers(constants, nodes)
+            if held is None:
                 reason = "it has steps of its own for each channel: integer kernels take one step for all activations"
                 continue
             tries += 1
             try:
-                grid = find_grid(_function(model, source, result), [array for array in held if array.dtype == np.float32])
+                grid = find_grid(_function(model, source, result, held), [array for array in held.values() if array.dtype == np.float32])
             except FormatError as error:
                 reason = str(error)
                 continue
             if isinstance(grid, Grid):
-                return Quantizer(source, result, grid, step, reason)
-            reason = grid if reason == _NO_REASON else reason
+                beyond = reason if _computed_with(result) else ""
+                return Quantizer(source, result, grid, step, beyond)
+            reason = grid if tries == 1 else reason
             if tries >= _MOST_TRIES:
                 return reason
     return reason
 
 
-def _function(model: ir.Model, source: ir.Value, result: ir.Value) -> Callable[[np.ndarray], np.ndarray]:
-    call = compiled(model, [source], [result], numbers=True)
+def _computed_with(value: ir.Value) -> bool:
+    """Whether arithmetic goes on with a value."""
+    return any(use.node.op_type in ("Add", "Div", "Mul", "Sub") and not use.node.domain for use in value.uses())
+
+
+def _function(
+    model: ir.Model, source: ir.Value, result: ir.Value, held: Mapping[ir.Value, np.ndarray]
+) -> Callable[[np.ndarray], np.ndarray]:
+    call = compiled(model, [source], [result], numbers=held)
     return lambda x: call(x)[0]
+
+
+def _numbers(constants: Constants, nodes: Iterable[ir.Node]) -> dict[ir.Value, np.ndarray] | None:
+    """The constants that nodes read, each as the one number that it is made of; None where one has several."""
+    found: dict[ir.Value, np.ndarray] = {}
+    values = list(dict.fromkeys(value for node in nodes for value in node.inputs if value is not None and value in constants))
+    for value, array in zip(values, constants.arrays(values), strict=True):
+        if array.size == 0 or (array != array.flat[0]).any():
+            return None
+        found[value] = np.array(array.flat[0], array.dtype)
+    return found
 
 
 def _before(constants: Constants, step: ir.Node) -> Iterator[ir.Value]:
@@ -125,7 +150,7 @@ def _before(constants: Constants, step: ir.Node) -> Iterator[ir.Value]:
         if value.dtype in (None, ir.DataType.FLOAT):
             yield value
         node = value.producer()
-        if node is None or node.domain or node.op_type not in _ELEMENTWISE:
+        if node is None or node.domain or node.op_type not in ELEMENTWISE:
             continue
         for each in node.inputs:
             if each is not None and each not in constants and each not in seen:
@@ -141,7 +166,7 @@ def _behind(constants: Constants, step: ir.Node, sources: Container[ir.Value]) -
     while todo:
         for node in todo.pop(0).consumers():
             output = node.outputs[0]
-            if node.domain or node.op_type not in _ELEMENTWISE or node.op_type == "Relu" or output in made:
+            if node.domain or node.op_type not in ELEMENTWISE or node.op_type == "Relu" or output in made:
                 continue
             if all(value is None or value in made or value in constants or value in sources for value in node.inputs):
                 made.add(output)
@@ -164,12 +189,8 @@ def _made_of(constants: Constants, source: ir.Value, result: ir.Value) -> list[i
         node = value.producer()
         if value in constants or node in found:
             continue
-        if node is None or node.domain or node.op_type not in _ELEMENTWISE:
+        if node is None or node.domain or node.op_type not in ELEMENTWISE:
             return None
         found.add(node)
         todo += [each for each in node.inputs if each is not None]
     return list(found) if reached else None
-
-
-def _constants_of(constants: Constants, nodes: list[ir.Node]) -> list[ir.Value]:
-    return [value for node in nodes for value in node.inputs if value is not None and value in constants]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import onnx_ir as ir
 from exporter.quantization.products import Product, only_reader
 from exporter.quantization.quantizers import Quantizer
 from symbolics.graph.scope import graph_names
+from symbolics.graph.values import attr
 
 __all__ = ["Writer"]
 
@@ -30,45 +30,50 @@ class Writer:
         self._levels: dict[tuple[Any, ...], ir.Value] = {}
 
     def write_product(self, product: Product) -> None:
-        """Give a product a weight and a bias in integers; a batch normalization behind it goes."""
+        """Give a product a weight in integers, and a convolution a bias; a batch normalization behind it goes."""
         node, weight = product.node, product.weight
         if weight is None:
             return
         name = (node.inputs[1].name if node.inputs[1] is not None else None) or "weight"
-        zero = np.full(weight.scale.shape, weight.zero, weight.levels.dtype)  # said, also where it is 0: a Gemm is not fused without
-        node.replace_input_with(1, self._dequantized(name, weight.levels, weight.scale, zero, weight.axis, node))
+        zero = np.full(weight.scale.shape, weight.zero, weight.levels.dtype)
+        levels, axis = weight.levels, weight.axis
+        if node.op_type == "Gemm" and attr(node, "transB", 0):
+            levels, axis = np.ascontiguousarray(levels.T), None if axis is None else 1 - axis
+        node.replace_input_with(1, self._dequantized(name, levels, weight.scale, zero, axis, node))
         if product.bias is not None:
             scale = product.bias_scale
-            levels = np.rint(product.bias.astype(np.float64) / scale).astype(np.int32)
+            steps = np.rint(product.bias.astype(np.float64) / scale).astype(np.int32)
             old = node.inputs[2].name if len(node.inputs) > 2 and node.inputs[2] is not None else None
-            bias = self._dequantized(old or f"{name}/bias", levels, scale, None, 0 if scale.ndim else None, node)
+            bias = self._dequantized(old or f"{name}/bias", steps, scale, None, 0 if scale.ndim else None, node)
             if len(node.inputs) < 3:
                 node.resize_inputs(3)
             node.replace_input_with(2, bias)
+        if node.op_type == "Gemm":
+            self._divide_gemm(node)
         elif node.op_type == "MatMul":
-            self._widen_bias(node)
+            self._keep_apart(node)
         if product.norm is not None:
             result = product.norm.outputs[0]
             result.replace_all_uses_with(node.outputs[0], replace_graph_outputs=True)
             self._sources[result] = node.outputs[0]
             self._graph.remove(product.norm, safe=True)
 
-    def write_quantizer(self, quantizer: Quantizer, stays: Container[ir.Node]) -> str:
-        """Put QuantizeLinear and DequantizeLinear in the place of a quantiser, but where a node of ``stays`` reads it; the name of its value."""
+    def write_quantizer(self, quantizer: Quantizer) -> str:
+        """Put QuantizeLinear and DequantizeLinear in the place of a quantiser; the name of its value."""
         grid, result = quantizer.grid, quantizer.result
         source = self._sources.get(quantizer.source, quantizer.source)
         name = result.name or "value"
+        uses = list(result.uses())  # the node that makes levels may be one, later
         levels = self._quantized(source, quantizer, name)
         scale = self._held(f"{name}/scale", np.array(grid.scale, np.float32))
         zero = self._held(f"{name}/zero_point", np.array(grid.zero, np.uint8))
         after = levels.producer()
         assert after is not None
         value = self._node("DequantizeLinear", [levels, scale, zero], f"{name}/quantized", ir.DataType.FLOAT, result.shape, after=after)
-        for use in list(result.uses()):
-            if use.node not in stays:
-                use.node.replace_input_with(use.idx, value)
+        for use in uses:
+            use.node.replace_input_with(use.idx, value)
         for place, output in enumerate(self._graph.outputs):
-            if output is result:
+            if output is result and result is not source:
                 self._graph.outputs[place] = value
                 value.name, result.name = result.name, value.name
                 value.type, value.shape = result.type, result.shape
@@ -104,16 +109,31 @@ class Writer:
             "DequantizeLinear", inputs, f"{name}/quantized", ir.DataType.FLOAT, ir.Shape(levels.shape), before=before, attributes=attributes
         )
 
-    def _widen_bias(self, node: ir.Node) -> None:
-        """Make a row of the vector that an Add behind a MatMul adds: of a vector, onnxruntime makes no part of the kernel."""
+    def _divide_gemm(self, node: ir.Node) -> None:
+        """Make of a Gemm a MatMul and a Sum: the bias stays what it was, where a Gemm in integers takes it in steps of activation times weight."""
+        bias = node.inputs[2] if len(node.inputs) > 2 else None
+        node.op_type = "MatMul"
+        node.attributes.clear()
+        node.resize_inputs(2)
+        old = node.outputs[0]
+        if bias is None:
+            return
+        uses, given = list(old.uses()), [place for place, value in enumerate(self._graph.outputs) if value is old]
+        total = self._node("Sum", [old, bias], f"{old.name}/product", ir.DataType.FLOAT, old.shape, after=node)
+        for use in uses:
+            use.node.replace_input_with(use.idx, total)
+        for place in given:
+            self._graph.outputs[place] = total
+        old.name, total.name = total.name, old.name
+        self._sources[old] = total
+
+    def _keep_apart(self, node: ir.Node) -> None:
+        """Write Sum for the Add of a bias behind a MatMul: of the two, onnxruntime makes a Gemm in float."""
         add = only_reader(node.outputs[0])
         if add is None or add.domain or add.op_type != "Add":
             return
-        for place, value in enumerate(add.inputs):
-            tensor = value.const_value if value is not None and value.is_initializer() else None
-            shape = node.outputs[0].shape
-            if tensor is not None and len(tensor.shape) == 1 and shape is not None and len(shape) > 1:
-                add.replace_input_with(place, self._held(f"{value.name if value else 'bias'}/row", tensor.numpy().reshape(1, -1)))
+        if any(value is not None and value.is_initializer() for value in add.inputs):
+            add.op_type = "Sum"
 
     def _held(self, name: str, array: np.ndarray) -> ir.Value:
         """An initializer; equal ones are one."""

@@ -107,7 +107,7 @@ def test_a_conv_net_runs_in_integers(dynamo, how, tmp_path):
     before = program.model_proto.SerializeToString()
     quantized = exporter.quantize(program)
     assert program.model_proto.SerializeToString() == before
-    assert [each.kernel for each in quantized.products] == ["QLinearConv", "QLinearConv", "QGemm"]
+    assert [each.kernel for each in quantized.products] == ["QLinearConv", "QLinearConv", "MatMulIntegerToFloat"]
     assert "3 of 3 products run in integers" in str(quantized)
     assert quantized.left == {}
     share, worst = off(model, quantized, (2, 3, 14, 14), 0.04 * 72 * float(model[-1].step) * 127)
@@ -123,9 +123,9 @@ def test_weights_are_the_models_bit_by_bit():
     graph = exporter.quantize(exporter.export(model, args, dynamo=False, portable=True)).model_proto.graph
     held = {t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer}
     makers = {output: node for node in graph.node for output in node.output}
-    gemm = next(node for node in graph.node if node.op_type == "Gemm")
-    levels, scale = (held[name] for name in makers[gemm.input[1]].input[:2])
-    assert np.array_equal(levels.astype(np.float32) * scale, Ste.apply(model[-1].weight, model[-1].step, -127, 127).detach().numpy())
+    product = next(node for node in graph.node if node.op_type == "MatMul")
+    levels, scale = (held[name] for name in makers[product.input[1]].input[:2])
+    assert np.array_equal(levels.T.astype(np.float32) * scale, Ste.apply(model[-1].weight, model[-1].step, -127, 127).detach().numpy())
     assert scale == model[-1].step.numpy()
 
 
@@ -175,7 +175,7 @@ def test_linear_layers_of_three_axes(dynamo):
     quantized = exporter.quantize(exporter.export(model, (torch.randn(2, 5, 8),), dynamo=dynamo, portable=True))
     kernels = [each.kernel for each in quantized.products]
     assert kernels.count("MatMulIntegerToFloat") == 4
-    assert {each.reason for each in quantized.products if not each.kernel} == {"no quantiser gives what it takes"}
+    assert all(each.reason.startswith("no quantiser gives what it takes: it comes of ") for each in quantized.products if not each.kernel)
     share, worst = off(model, quantized, (2, 5, 8), 0.01)
     assert worst < 1.01
 
@@ -226,7 +226,7 @@ def test_what_stays_in_float_says_why(name):
     if name == "steps by channels":
         assert any("each channel" in why for why in quantized.left.values())
     if name == "a dynamic scale":
-        assert any("a scale that is computed" in why for why in quantized.left.values())
+        assert any("a step that is computed" in why for why in quantized.left.values())
 
 
 def test_open_sizes():
@@ -262,7 +262,7 @@ def test_quantised_by_another_tool():
     model = nn.Sequential(Act("fake_quantize", **SIGNED), nn.Linear(6, 4), Act("fake_quantize", 0.1, **SIGNED)).eval()
     torch.nn.utils.parametrize.register_parametrization(model[1], "weight", Act("fake_quantize", 0.01, **SIGNED))
     quantized = exporter.quantize(exporter.export(model.eval(), (torch.randn(3, 6),), dynamo=False).model_proto)
-    assert [each.kernel for each in quantized.products] == ["QGemm"]
+    assert [(each.operator, each.kernel) for each in quantized.products] == [("Gemm", "MatMulIntegerToFloat")]
 
 
 def test_nothing_to_quantise(tmp_path):
