@@ -13,7 +13,7 @@ from exporter.quantization.grids import WeightGrid, finer, fit_weight
 from exporter.quantization.quantizers import ELEMENTWISE, Missed, Quantizer
 from symbolics.graph.values import attr
 
-__all__ = ["MOVES", "Product", "find_products", "needed", "only_reader", "sources_of", "weights_of"]
+__all__ = ["MOVES", "Product", "find_products", "only_reader", "sources_of", "weights_of"]
 
 _PRODUCTS = {"Conv", "Gemm", "MatMul"}
 #: What has a weight, and no integer kernel in onnxruntime's CPU.
@@ -152,28 +152,6 @@ def find_products(
             product.reason = _reason(product, constants, steps)
         found.append(product)
     return found
-
-
-def needed(products: Iterable[Product], quantizers: Iterable[Quantizer]) -> list[Quantizer]:
-    """The quantisers before and behind products that run in integers, and those that a Concat between joins."""
-    results, sources = ({getattr(each, name): each for each in quantizers} for name in ("result", "source"))
-    todo = [each for product in products if not product.reason for each in product.inputs]
-    for product in products:
-        value: ir.Value | None = None if product.reason or product.node.op_type != "Conv" else product.result
-        while value is not None and value not in sources:
-            reader = only_reader(value)
-            value = None if reader is None else reader.outputs[0]
-        if value is not None:
-            todo.append(sources[value])
-    found: set[Quantizer] = set()
-    while todo:
-        each = todo.pop()
-        node = each.source.producer()
-        if each not in found and each.source is each.result and node is not None:
-            ends = [list(sources_of(joined, results))[-1] for joined in node.inputs]
-            todo += [results[end] for end in ends if end in results]
-        found.add(each)
-    return [each for each in quantizers if each in found]
 
 
 def _instead(value: ir.Value, constants: Constants, reasons: Mapping[ir.Node, str]) -> str:

@@ -16,7 +16,7 @@ from exporter.gradient_graph.model import own_copy, remove_marks
 from exporter.quantization.barriers import keep_in_float
 from exporter.quantization.evaluation import Constants
 from exporter.quantization.kernels import kernels_of
-from exporter.quantization.products import Product, find_products, needed, weights_of
+from exporter.quantization.products import Product, find_products, weights_of
 from exporter.quantization.quantizers import Missed, find_quantizers
 from exporter.quantization.straight_through import drop_straight_through
 from exporter.quantization.writer import Writer
@@ -135,11 +135,11 @@ def quantize(model: Any) -> Quantized:
     products = find_products(copy, constants, weights, quantizers, missed)
     if all(product.reason for product in products):
         raise _nothing(copy, products, missed)
-    written, writer = needed(products, quantizers), Writer(copy)
+    writer = Writer(copy)
     for product in products:
         if not product.reason:
             writer.write_product(product)
-    names = {each: writer.write_quantizer(each) for each in written}
+    names = {each: writer.write_quantizer(each) for each in quantizers}
     remove_unread(copy.graph, kept)
     keep_in_float(copy, products)
     _forget(copy)
@@ -149,7 +149,6 @@ def quantize(model: Any) -> Quantized:
         Activation(n, float(e.grid.scale), e.grid.zero, e.grid.low, e.grid.high, e.grid.floats, e.grid.moved) for e, n in names.items()
     ]
     left = {each.step.outputs[0].name or "": each.reason for each in missed}
-    left |= {each.result.name or "": each.beyond or "no product in integers reads it" for each in quantizers if each not in names}
     return Quantized(copy, products=rows, activations=activations, left=left)
 
 
