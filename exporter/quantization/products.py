@@ -146,8 +146,8 @@ def find_products(
             product.reason = f"onnxruntime's CPU has no integer kernel for {node.op_type}"
         elif isinstance(weight, str):
             product.reason = weight
-        elif (value := next((value for value in values if value not in results), None)) is not None:
-            product.reason = f"no quantiser gives what it takes: {_instead(value, constants, reasons)}"
+        elif (other := next((each for each in values if each not in results), None)) is not None:
+            product.reason = f"no quantiser gives what it takes: {_instead(other, constants, reasons)}"
         else:
             product.reason = _reason(product, constants, steps)
         found.append(product)
