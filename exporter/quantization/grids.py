@@ -183,8 +183,9 @@ def fit_weight(weight: np.ndarray, axis: int | None, scales: Iterable[np.ndarray
 def finer(weight: WeightGrid) -> WeightGrid:
     """The same weight in steps that are smaller by a power of two, as far as int8 goes: exactly the same numbers, and a bias in finer steps."""
     most = int(np.abs(weight.levels.astype(np.int64)).max())
-    if weight.zero or not most or (factor := 1 << (127 // most).bit_length() - 1) < 2:
+    if weight.zero or not 0 < most < 64:
         return weight
+    factor = 1 << (127 // most).bit_length() - 1
     scale = (weight.scale / np.float32(factor)).astype(np.float32)
     if not np.array_equal(scale * np.float32(factor), weight.scale):
         return weight

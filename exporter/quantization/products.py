@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -33,7 +33,7 @@ class Product:
         weight: Its weight on its grid; None where it has none, or two activations are multiplied.
         inputs: The quantiser behind each activation that it takes.
         bias: What a convolution adds, by channels.
-        norm: The batch normalization behind it that weight and bias hold.
+        last: The node that gives what weight and bias come to: itself, or the last of the normalizations and factors behind it that they hold.
         moved: The share of what it gives that the rounding of its bias to int32 moves by a level, about.
         reason: Why it stays in float, "" where nothing stands in the way.
     """
@@ -43,14 +43,14 @@ class Product:
     weight: WeightGrid | None
     inputs: list[Quantizer]
     bias: np.ndarray | None = None
-    norm: ir.Node | None = None
+    last: ir.Node | None = None
     moved: float = 0.0
     reason: str = ""
 
     @property
     def result(self) -> ir.Value:
-        """What it gives, the batch normalization included."""
-        return (self.norm or self.node).outputs[0]
+        """What it gives, what is folded into it included."""
+        return (self.last or self.node).outputs[0]
 
     @property
     def bias_scale(self) -> np.ndarray:
@@ -74,24 +74,57 @@ def weights_of(model: ir.Model, constants: Constants) -> dict[ir.Node, WeightGri
     return found
 
 
-def _folded(product: Product, constants: Constants) -> str:
-    """Put a batch normalization behind a convolution into its weight and bias; why that cannot be, "" where it can or there is none."""
+def _folded(product: Product, constants: Constants, steps: Container[ir.Value]) -> str:
+    """Put normalizations, factors and terms of channels behind a convolution into its weight and bias; why that cannot be, "" where it can or there are none."""
     node, grid = product.node, product.weight
-    norm = only_reader(node.outputs[0])
-    if grid is None or norm is None or norm.domain or norm.op_type != "BatchNormalization":
+    assert grid is not None
+    channels = grid.levels.shape[0]
+    factor, term = np.ones(channels), np.zeros(channels) if product.bias is None else product.bias.astype(np.float64)
+    last = node
+    while last.outputs[0] not in steps and (reader := only_reader(last.outputs[0])) is not None:
+        step = _affine(reader, last.outputs[0], constants, channels, grid.levels.ndim)
+        if step is None:
+            break
+        if isinstance(step, str):
+            return step
+        factor, term = factor * step[0], term * step[0] + step[1]
+        last = reader
+    if last is node:
         return ""
-    values = [value for value in norm.inputs[1:] if value is not None and value in constants]
-    if len(values) != 4 or attr(norm, "training_mode", 0):
-        return "the batch normalization behind it computes statistics: export in eval mode"
-    gamma, beta, mean, var = (array.astype(np.float64) for array in constants.arrays(values))
-    factor = gamma / np.sqrt(var + attr(norm, "epsilon", 1e-5))
     folded = _scaled(grid, factor)
     if folded is None:
-        return "the batch normalization behind it turns the sign of a weight that int8 does not hold then"
-    bias = product.bias.astype(np.float64) if product.bias is not None else 0.0
-    product.weight, product.norm = folded, norm
-    product.bias = ((bias - mean) * factor + beta).astype(np.float32)
+        return "what is folded into its weight turns the sign of a level that int8 does not hold then"
+    product.weight, product.last, product.bias = folded, last, term.astype(np.float32)
     return ""
+
+
+def _affine(
+    node: ir.Node, value: ir.Value, constants: Constants, channels: int, rank: int
+) -> tuple[np.ndarray | float, np.ndarray | float] | str | None:
+    """Factor and term of what a node computes of a value, by channels; None where it computes something else, or why it cannot be folded."""
+    if node.domain:
+        return None
+    if node.op_type == "BatchNormalization":
+        values = [each for each in node.inputs[1:] if each is not None and each in constants]
+        if len(values) != 4 or attr(node, "training_mode", 0):
+            return "the batch normalization behind it computes statistics: export in eval mode"
+        gamma, beta, mean, var = (array.astype(np.float64) for array in constants.arrays(values))
+        factor = gamma / np.sqrt(var + attr(node, "epsilon", 1e-5))
+        return factor, beta - mean * factor
+    if node.op_type not in ("Add", "Div", "Mul", "Sub"):
+        return None
+    first = node.inputs[0] is value
+    other = node.inputs[1 if first else 0]
+    if other is None or other not in constants or (node.op_type == "Div" and not first):
+        return None
+    array = constants.array(other).astype(np.float64)
+    shape = (1,) * (rank - array.ndim) + array.shape
+    if len(shape) > rank or any(size != 1 and (i != 1 or size != channels) for i, size in enumerate(shape)):
+        return None
+    array = array.reshape(-1)
+    if node.op_type in ("Mul", "Div"):
+        return (array if node.op_type == "Mul" else 1 / array), 0.0
+    return (1.0 if first or node.op_type == "Add" else -1.0), array if (first and node.op_type == "Add") or not first else -array
 
 
 def _scaled(grid: WeightGrid, factor: np.ndarray) -> WeightGrid | None:
@@ -136,9 +169,9 @@ def find_products(
         weight = weights.get(node)
         values = [list(sources_of(each, results))[-1] for each in node.inputs[: 1 if weight is not None else 2] if each is not None]
         for value in values:
-            if (joined := _joined(value, results)) is not None:
-                results[value] = joined
-                quantizers.append(joined)
+            if (derived := _derived(value, results)) is not None:
+                results[value] = derived
+                quantizers.append(derived)
         product = Product(
             node, node.op_type, weight if isinstance(weight, WeightGrid) else None, [results[value] for value in values if value in results]
         )
@@ -146,8 +179,8 @@ def find_products(
             product.reason = f"onnxruntime's CPU has no integer kernel for {node.op_type}"
         elif isinstance(weight, str):
             product.reason = weight
-        elif (given := next((given for given in values if given not in results), None)) is not None:
-            product.reason = f"no quantiser gives what it takes: {_instead(given, constants, reasons)}"
+        elif (other := next((each for each in values if each not in results), None)) is not None:
+            product.reason = f"no quantiser gives what it takes: {_instead(other, constants, reasons)}"
         else:
             product.reason = _reason(product, constants, steps)
         found.append(product)
@@ -184,7 +217,7 @@ def _reason(product: Product, constants: Constants, steps: Mapping[ir.Value, flo
         if value not in constants:
             return "its bias is computed by the model"
         product.bias = constants.array(value).reshape(-1)
-    if why := _folded(product, constants):
+    if why := _folded(product, constants, steps):
         return why
     if product.bias is not None:
         product.weight = finer(product.weight)
@@ -199,21 +232,23 @@ def _reason(product: Product, constants: Constants, steps: Mapping[ir.Value, flo
     return ""
 
 
-def _joined(value: ir.Value, results: Mapping[ir.Value, Quantizer]) -> Quantizer | None:
-    """A quantiser that gives what a Concat does, which is on a grid already: that of all that it joins."""
+def _derived(value: ir.Value, results: Mapping[ir.Value, Quantizer]) -> Quantizer | None:
+    """A quantiser of what is on a grid already: of a Concat, that of all that it joins; of a Relu, the one before it from 0.0 on."""
     node = value.producer()
-    if value in results or node is None or node.domain or node.op_type != "Concat":
+    if value in results or node is None or node.domain or node.op_type not in ("Concat", "Relu"):
         return None
-    grids = []
+    found = []
     for each in node.inputs:
         source = list(sources_of(each, results))[-1]
-        quantizer = results.get(source) or _joined(source, results)
-        grids.append(None if quantizer is None else quantizer.grid)
-    first = grids[0]
-    if first is None or any(grid is None or (grid.scale, grid.zero) != (first.scale, first.zero) for grid in grids):
+        found.append(results.get(source) or _derived(source, results))
+    first = found[0]
+    if first is None or any(one is None or (one.grid.scale, one.grid.zero) != (first.grid.scale, first.grid.zero) for one in found):
         return None
-    low, high = (end(getattr(grid, name) for grid in grids) for end, name in ((min, "low"), (max, "high")))
-    return Quantizer(value, value, replace(first, low=low, high=high, floats=0, moved=0), node)
+    low, high = (end(getattr(one.grid, name) for one in found if one is not None) for end, name in ((min, "low"), (max, "high")))
+    if node.op_type == "Relu":
+        source = first.source if node.inputs[0] is first.result else value
+        return Quantizer(source, value, replace(first.grid, low=max(low, first.grid.zero)), node)
+    return Quantizer(value, value, replace(first.grid, low=low, high=high, floats=0, moved=0), node)
 
 
 def _quantized_by(value: ir.Value, steps: Mapping[ir.Value, float]) -> float:

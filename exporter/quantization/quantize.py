@@ -14,6 +14,7 @@ from exporter.errors import short
 from exporter.files.program import Program
 from exporter.gradient_graph.model import own_copy, remove_marks
 from exporter.quantization.barriers import keep_in_float
+from exporter.quantization.decided import decide, drop_settled_buffers
 from exporter.quantization.evaluation import Constants
 from exporter.quantization.kernels import kernels_of
 from exporter.quantization.products import Product, find_products, weights_of
@@ -128,6 +129,8 @@ def quantize(model: Any) -> Quantized:
     remove_marks(copy)
     passes.InlinePass()(copy)
     copy.functions.clear()
+    decide(copy)
+    drop_settled_buffers(copy)
     remove_unread(copy.graph, kept)
     constants = Constants(copy)
     weights = weights_of(copy, constants)

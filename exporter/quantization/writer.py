@@ -30,7 +30,7 @@ class Writer:
         self._levels: dict[tuple[Any, ...], ir.Value] = {}
 
     def write_product(self, product: Product) -> None:
-        """Give a product a weight in integers, and a convolution a bias; a batch normalization behind it goes."""
+        """Give a product a weight in integers, and a convolution a bias; what is folded into them goes."""
         node, weight = product.node, product.weight
         if weight is None:
             return
@@ -52,11 +52,10 @@ class Writer:
             self._divide_gemm(node)
         elif node.op_type == "MatMul":
             self._keep_apart(node)
-        if product.norm is not None:
-            result = product.norm.outputs[0]
+        if product.last not in (None, node):
+            result = product.result
             result.replace_all_uses_with(node.outputs[0], replace_graph_outputs=True)
             self._sources[result] = node.outputs[0]
-            self._graph.remove(product.norm, safe=True)
 
     def write_quantizer(self, quantizer: Quantizer) -> str:
         """Put QuantizeLinear and DequantizeLinear in the place of a quantiser; the name of its value."""

@@ -79,7 +79,8 @@ def _observing(
             seen = seen.reshape(running.shape)
             moved = torch.where(torch.isinf(running), seen, running + averaging_const * (seen - running))
             ends.append(write(running, torch.where(observes, moved, running)))
-        new_scale, new_point = _parameters(ends[0], ends[1], quant_min, quant_max, symmetric_quant)
+        low, high = (end.reshape(-1) for end in ends)  # TorchScript computes in float32 what is double and without dimensions
+        new_scale, new_point = _parameters(low, high, quant_min, quant_max, symmetric_quant)
         s = write(scale, torch.where(quantizes, new_scale.reshape(scale.shape), scale))
         point = new_point.reshape(zero_point.shape).to(zero_point.dtype)
         z = write(zero_point, torch.where(quantizes, point, zero_point))
