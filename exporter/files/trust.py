@@ -19,10 +19,9 @@ from typing import Any, TypeVar
 
 from exporter.errors import short
 from symbolics.errors import Faq, TrustError
-from symbolics.node.classes import find, is_class, look, own_name, tuple_fields, value_fields
+from symbolics.node.classes import find, is_class, is_filled, look, own_name, tuple_fields, value_fields, why_not_plain
 from symbolics.node.names import is_operator, qualified_name, why_not_importable
 from symbolics.node.patterns import Patterns
-from symbolics.node.plain_objects import why_not_plain
 from symbolics.text import said, shown
 from symbolics.users import warn
 
@@ -125,10 +124,10 @@ _POWERFUL = frozenset(
     """.split()
 )
 
-# Kinds of classes that a file may fill, and methods that run where nobody calls them by name.
-_FILLED = ("enum", "dataclass", "namedtuple")
+# Why an object of plain data needs an entry; and by kinds of classes, methods that run where nobody calls them by name.
 _FILLED_AT_WILL = "the file says all that its methods read"
-_RUN_BY_ITSELF = ("__call__", "__del__", "__torch_function__")
+_VALUE_RUNS = ("__call__", "__del__", "__torch_function__")
+_RUN_BY_ITSELF = {"enum": _VALUE_RUNS, "dataclass": _VALUE_RUNS, "namedtuple": _VALUE_RUNS, "module": ("__del__",)}
 
 # One pattern that means both means more or less all of torch.
 _FAR_APART = ("torch.autograd.function:Function", "torch.utils.checkpoint:CheckpointFunction")
@@ -175,7 +174,8 @@ class Gate:
 
     Three kinds of names need an entry of their own: the object, or ``module:qualname`` written out as the export wrote it. These are functions
     and classes that the file may have called (a hook of a gradient, a callable argument); what stands in the standard library, or in another module
-    that starts processes or loads code; and enums, dataclasses and named tuples with a ``__call__``, ``__del__`` or ``__torch_function__``.
+    that starts processes or loads code; and enums, dataclasses and named tuples with a ``__call__``, ``__del__`` or ``__torch_function__``, and classes of
+    modules with a ``__del__``. An entry for a class of which files hold objects (a module, an enum, a dataclass, plain data) is none for its constructor.
 
     A name is looked up in the registry, then among the classes of ``allow``, then by import. Names in ``__main__``
     and names with ``<locals>`` are never looked for by import: another process has other ones. Nor is a ``__main__`` inside
@@ -234,7 +234,12 @@ class Gate:
             raise TrustError(
                 f"the file names {shown(name)} as {wanted}, which it is not: the file was not made by pythonop, or the class has changed"
             )
-        if kind in _FILLED and (runs := [method for method in _RUN_BY_ITSELF if look(found, method) is not None]):
+        if is_filled(found) and (kind == "callable" or (kind == "object" and name == qualified_name(found))):
+            raise TrustError(
+                f"the file names the class {shown(name)} as a function: an entry of allow= for a class is none for its constructor. If files may call it, "
+                "register it under a name of its own, exporter.register(cls, name), here and where they are exported"
+            )
+        if runs := [method for method in _RUN_BY_ITSELF.get(kind, ()) if look(found, method) is not None]:
             self._check_named(wanted, name, f"its {runs[0]} would run with what the file says")
         if kind == "plain":
             self._check_named(wanted, name, _FILLED_AT_WILL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 
 import pytest
@@ -45,11 +46,35 @@ class Config:
     def method(self):
         return 1
 
+    @staticmethod
+    def of_the_class():
+        return 1
+
+    @functools.lru_cache  # noqa: B019
+    def kept(self):
+        return 1
+
+    bound = functools.partialmethod(method)
+
 
 class Configured(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.linear, self.config, self.many = nn.Linear(4, 4), config, [{"a": config}]
+
+    @classmethod
+    def by_class(cls, x):
+        return x
+
+    @staticmethod
+    def plainly(x):
+        return x
+
+    @functools.lru_cache  # noqa: B019
+    def kept(self, x):
+        return x
+
+    bound = functools.partialmethod(plainly)
 
     def forward(self, x):
         return self.linear(x).to(self.config.kind) ** self.config.power * self.many[0]["a"].sizes[1]
@@ -178,9 +203,11 @@ def _with(config, **attributes):
     [
         ({"t": torch.ones(2)}, r"the attribute 't' of a .*Config is a tensor"),
         ({"method": abs}, r"the attribute 'method' of a .*Config stands in the place of a method"),
+        ({"of_the_class": abs}, r"the attribute 'of_the_class' of a .*Config stands in the place of a method"),
+        ({"cls": Config}, r"(?s)Config is a class of which files hold objects, and none may call it.*exporter\.register"),
         ({"m": nn.Linear(1, 1)}, r"the attribute 'm' of a .*Config holds a module"),
     ],
-    ids=["a tensor", "a method", "a module"],
+    ids=["a tensor", "a method", "a method of the class", "a class", "a module"],
 )
 def test_what_it_may_not_hold(attributes, match):
     with pytest.raises(ExportError, match=match):
@@ -208,6 +235,14 @@ def _name(name):
     return lambda plain, call: plain.__setitem__(0, name)
 
 
+def _holds(name):
+    return lambda plain, call: plain[1].update({name: {"$callable": "torch.nn.functional:relu"}})
+
+
+def _stands_for(name):
+    return lambda plain, call: call["module"]["tree"]["attributes"].update({name: {"$callable": "torch.nn.functional:relu"}})
+
+
 TAMPERED = {
     "another class": _name("tests.zoo.modules:Setting"),
     "a class that runs programs": _name("subprocess:Popen"),
@@ -219,6 +254,9 @@ TAMPERED = {
     "a list": _name(f"{HERE}Listed"),
     "a number": _name(3),
     "a method": lambda plain, call: plain[1].update(method=1),
+    **{f"{name}, a method of another kind": _holds(name) for name in ("of_the_class", "kept", "bound")},
+    **{f"{name}, a method of the module": _stands_for(name) for name in ("by_class", "plainly", "kept", "bound")},
+    "a constructor": lambda plain, call: call["module"]["tree"]["attributes"].update(config={"$callable": f"{HERE}Config"}),
     "a name of Python's": lambda plain, call: plain[1].update(__class__=1),
     "a function": lambda plain, call: plain[1].update(kind={"$callable": "os:system"}),
     "no dict": lambda plain, call: plain.__setitem__(1, [1]),

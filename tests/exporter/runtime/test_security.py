@@ -164,6 +164,17 @@ def test_a_pattern_of_all_of_torch_lets_a_file_call_nothing_but_functions(make, 
 
 
 @pytest.mark.parametrize("make", ENGINES)
+@pytest.mark.parametrize("cls", ["Repeats", "Setting"])
+def test_a_hook_is_no_constructor_of_what_the_caller_allows(make, cls):
+    """What an opaque module's file needs an entry for, a hook would have been free to make, with arguments of the file's choice."""
+    model = tampered(
+        with_arguments({"$callable": f"tests.zoo.modules:{cls}"}, {"$tuple": ["/tmp/x"]}),
+        name="symbolics.capture.gradient_hooks:GradientHook",
+    )
+    refused(make, model, TrustError, "none for its constructor", allow=["tests.zoo.modules:*", f"tests.zoo.modules:{cls}"])
+
+
+@pytest.mark.parametrize("make", ENGINES)
 @pytest.mark.parametrize("cls", [F.SavesInput, F.SetupContext])
 @pytest.mark.parametrize(("args", "kwargs"), [((1, 2), {}), ((), {"other": 1})])
 def test_more_arguments_than_forward_takes(make, cls, args, kwargs):
