@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from symbolics.errors import ExportError, Faq, FormatError, PythonopError
-from symbolics.node.classes import find, flag_of, look, name_to_call, own_name, tuple_fields, value_fields
+from symbolics.node.classes import find, flag_of, is_filled, look, name_to_call, own_name, tuple_fields, value_fields
 from symbolics.node.containers import ModulePlace, Partial, Slot, build, fields_of, is_dataclass, is_namedtuple, slots
 from symbolics.node.limits import MAX_BYTES, MAX_DEPTH, MAX_EQUAL_HASHES, MAX_INT_BITS, MAX_ITEMS
 from symbolics.node.names import qualified_name
@@ -424,8 +424,8 @@ def encode(value: Any, names: Callable[[Any], str | None] = lambda _: None) -> A
     def visit(item: Any, depth: int) -> Any:
         budget.spend(depth)
         name = None if _is_plain(item) else names(item)
-        if name is not None:
-            return {"$object": name_to_call(item, name)}
+        if name is not None and not (is_filled(item) and name == qualified_name(item)):
+            return {"$object": name}
         if _is_plain(item):
             return item
         if type(item) is list:

@@ -13,10 +13,10 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-from symbolics.errors import ExportError
 from symbolics.node.names import is_of_torch, qualified_name
 
 __all__ = [
+    "CONSTRUCTOR",
     "attributes_of",
     "find",
     "flag_of",
@@ -49,6 +49,9 @@ _METHODS = (classmethod, staticmethod, functools.partialmethod, functools.single
 
 # What runs where nobody calls it: when an object goes, is called, is copied, is given to torch.
 _RUNS = ("__call__", "__del__", "__torch_function__", "__torch_dispatch__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
+
+#: What stands behind the name of a class that a file may call: an entry of ``allow=`` for the class is none for that.
+CONSTRUCTOR = ".__init__"
 
 # What enum.Flag asks of a class when it makes a combination of its members.
 _FLAG_MACHINERY = "__getattribute__ __getattr__ __setattr__ __eq__ _iter_member_by_value_ _iter_member_by_def_ _numeric_repr_".split()
@@ -106,23 +109,9 @@ def is_filled(cls: Any) -> bool:
     return issubclass(cls, enum.Enum) or value_fields(cls) is not None or not why_not_plain(cls)
 
 
-def name_to_call(obj: Any, registered: str | None = None) -> str:
-    """The name of an object that a file hands over as it is, so that it may be called.
-
-    Args:
-        obj: The object.
-        registered: Its name in the registry.
-
-    Raises:
-        ExportError: It is a class that readers know as what objects are of.
-    """
-    own = qualified_name(obj) if registered is None or is_class(obj) else None
-    if is_filled(obj) and registered in (None, own):
-        raise ExportError(
-            f"{own} is a class of which files hold objects, and none may call it: register it under a name of its own, "
-            "exporter.register(cls, name), here and in the process that runs the file"
-        )
-    return registered or str(own)
+def name_to_call(obj: Any) -> str:
+    """The name of a function or class that a file may have called; of a class that files hold objects of, the name of its constructor."""
+    return qualified_name(obj) + (CONSTRUCTOR if is_filled(obj) else "")
 
 
 def attributes_of(obj: Any) -> dict[str, Any] | None:

@@ -263,6 +263,13 @@ def test_an_entry_for_a_class_is_none_for_its_constructor(cls):
         with pytest.raises(TrustError, match="is none for its constructor") as caught:
             Gate([allow])("callable", name)
         assert len(str(caught.value).splitlines()) <= 6
+        with pytest.raises(TrustError, match=r"pass allow=\['.*\.__init__'\] if you trust its constructor"):
+            Gate([allow, f"{HERE}:*"])("callable", f"{name}.__init__")
+    assert Gate([f"{name}.__init__"])("callable", f"{name}.__init__") is cls
+    with pytest.raises(TrustError, match="which is not allowed"):
+        Gate([f"{name}.__init__"])("plain", name)
+    with pytest.raises(TrustError, match="as a class, which it is not"):
+        Gate([f"{HERE}:helper.__init__"])("callable", f"{HERE}:helper.__init__")
     register(cls)
     for kind in ("callable", "object"):
         with pytest.raises(TrustError, match="is none for its constructor"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import re
 
 import pytest
 import torch
@@ -204,10 +205,9 @@ def _with(config, **attributes):
         ({"t": torch.ones(2)}, r"the attribute 't' of a .*Config is a tensor"),
         ({"method": abs}, r"the attribute 'method' of a .*Config stands in the place of a method"),
         ({"of_the_class": abs}, r"the attribute 'of_the_class' of a .*Config stands in the place of a method"),
-        ({"cls": Config}, r"(?s)Config is a class of which files hold objects, and none may call it.*exporter\.register"),
         ({"m": nn.Linear(1, 1)}, r"the attribute 'm' of a .*Config holds a module"),
     ],
-    ids=["a tensor", "a method", "a method of the class", "a class", "a module"],
+    ids=["a tensor", "a method", "a method of the class", "a module"],
 )
 def test_what_it_may_not_hold(attributes, match):
     with pytest.raises(ExportError, match=match):
@@ -281,3 +281,26 @@ def test_a_tampered_file_is_refused_before_anything_runs(proto, case, monkeypatc
     with pytest.raises(PythonopError):
         exporter.inference_session(_tampered(proto, TAMPERED[case]), allow=[*every, "tests.zoo.modules:*"])
     assert not ran
+
+
+class Makes(nn.Module):
+    """It holds a class, and calls it."""
+
+    def __init__(self):
+        super().__init__()
+        self.kind = Inner
+
+    def forward(self, x):
+        return x ** self.kind(2).power if x.sum() > -1e9 else x
+
+
+def test_a_class_that_is_called_has_an_entry_of_its_own(dynamo, tmp_path):
+    x = torch.tensor([1.0, 3.0])
+    model = nn.Sequential(Makes())
+    exporter.export(model, (x,), dynamo=dynamo, opaque=[Makes]).save(tmp_path / "model.onnx")
+    entry, module = f"{HERE}Inner.__init__", f"{HERE}Makes"
+    for allow in ([module], [module, f"{HERE}*"], [module, f"{HERE}Inner"], [module, Inner]):
+        with pytest.raises(TrustError, match=re.escape(f"pass allow=['{entry}'] if you trust its constructor")):
+            exporter.load(tmp_path / "model.onnx", allow=allow)(x)
+    assert exporter.load(tmp_path / "model.onnx", allow=[module, entry])(x).tolist() == [1.0, 9.0]
+    assert exporter.verify(model, (x,), dynamo=dynamo, opaque=[Makes]).ok
