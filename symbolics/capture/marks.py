@@ -15,7 +15,7 @@ from symbolics.capture.buffers import Buffers
 from symbolics.capture.flags import Flags
 from symbolics.capture.gradient_ops import Taken
 from symbolics.capture.held import Held
-from symbolics.capture.own_call import plainly_called
+from symbolics.capture.own_call import called_as_a_whole, plainly_called
 from symbolics.capture.recorder import active_recorder
 from symbolics.capture.running_statistics import RunningStatistics
 from symbolics.capture.torch_calls import TorchCalls, holds_tensor, watch_reads
@@ -100,6 +100,7 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
     own = model.__dict__.get("forward")
     try:
         with (
+            called_as_a_whole(model) if keywords is None else contextlib.nullcontext(),
             plainly_called(model, only=keywords is not None) as as_called,
             _forward_of(model, marked),
             private.forward_hooks_inside(model) as hooked,

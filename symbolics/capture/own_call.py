@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["plainly_called"]
+__all__ = ["called_as_a_whole", "plainly_called"]
 
 
 @contextlib.contextmanager
@@ -44,5 +44,20 @@ def plainly_called(module: torch.nn.Module, only: bool) -> Iterator[Callable[...
     module.__class__ = plain
     try:
         yield called
+    finally:
+        module.__class__ = cls
+
+
+@contextlib.contextmanager
+def called_as_a_whole(module: torch.nn.Module) -> Iterator[None]:
+    """While the block runs, a torch.fx.GraphModule is a plain module: torch.export runs a graph node by node, and never calls its forward."""
+    cls = type(module)
+    if not isinstance(module, torch.fx.GraphModule):
+        yield
+        return
+    members = {"forward": cls.forward, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    module.__class__ = type(cls.__name__, (torch.nn.Module,), members)  # type: ignore[assignment]
+    try:
+        yield
     finally:
         module.__class__ = cls
