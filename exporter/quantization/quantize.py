@@ -12,6 +12,7 @@ import onnx_ir.passes.common as passes
 
 from exporter.errors import short
 from exporter.files.program import Program
+from exporter.gradient_graph.inference import infer_shapes
 from exporter.gradient_graph.model import own_copy, remove_marks
 from exporter.quantization.barriers import keep_in_float
 from exporter.quantization.decided import decide, drop_settled_buffers
@@ -132,6 +133,7 @@ def quantize(model: Any) -> Quantized:
     decide(copy)
     drop_settled_buffers(copy)
     remove_unread(copy.graph, kept)
+    infer_shapes(copy, only_where_missing=True)
     constants = Constants(copy)
     weights = weights_of(copy, constants)
     quantizers, missed = find_quantizers(copy, constants)

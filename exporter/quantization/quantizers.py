@@ -97,7 +97,7 @@ def _quantizer_at(model: ir.Model, constants: Constants, step: ir.Node) -> Quant
     sources = list(itertools.islice(_before(constants, step), _MOST_BEFORE))
     for result in reversed(_behind(constants, step, sources)):
         for source in reversed(sources):
-            if (nodes := _made_of(constants, source, result)) is None:
+            if (nodes := _made_of(constants, source, result)) is None or not _of_one_shape(source, result):
                 continue
             held = _numbers(constants, nodes)
             if held is None:
@@ -116,6 +116,14 @@ def _quantizer_at(model: ir.Model, constants: Constants, step: ir.Node) -> Quant
             if tries >= _MOST_TRIES:
                 return reason
     return reason
+
+
+def _of_one_shape(source: ir.Value, result: ir.Value) -> bool:
+    """Whether two values have one shape, as far as it is known: a step of a higher rank gives what it divides that rank."""
+    if source.shape is None or result.shape is None:
+        return True
+    dims = list(zip(source.shape, result.shape, strict=False))
+    return len(source.shape) == len(result.shape) and all(a == b or not (isinstance(a, int) and isinstance(b, int)) for a, b in dims)
 
 
 def _computed_with(value: ir.Value) -> bool:

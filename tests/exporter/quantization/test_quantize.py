@@ -198,6 +198,9 @@ REASONS = {
         lambda: nn.Sequential(nn.Conv2d(3, 2, 1), ByChannels(), Conv(2, 2, 1), Act(), Conv(2, 2, 1), Act()),
         "no quantiser gives what it takes",
     ),
+    "statistics of a batch": (
+        lambda: nn.Sequential(Act(), Conv(3, 2, 3), nn.BatchNorm2d(2).train(), Act(), Conv(2, 2, 3), Act()), "export in eval mode"
+    ),
     "a dynamic scale": (
         lambda: nn.Sequential(nn.Conv2d(3, 2, 1), Dynamic(), Conv(2, 2, 1), Act(), Conv(2, 2, 1), Act()), "no quantiser gives what it takes"
     ),
@@ -219,7 +222,8 @@ class Dynamic(nn.Module):
 @pytest.mark.parametrize("name", REASONS)
 def test_what_stays_in_float_says_why(name):
     make, reason = REASONS[name]
-    quantized = exporter.quantize(exporter.export(make().eval(), (torch.randn(1, 3, 8, 8),), dynamo=False, portable=True))
+    model = make().train(name == "statistics of a batch")
+    quantized = exporter.quantize(exporter.export(model, (torch.randn(1, 3, 8, 8),), dynamo=False, portable=True))
     assert any(reason in each.reason for each in quantized.products)
     assert reason in str(quantized)
     assert sum(bool(each.kernel) for each in quantized.products) == 1
@@ -278,3 +282,20 @@ def test_nothing_to_quantise(tmp_path):
         exporter.quantize(tmp_path / "text.onnx")
     with pytest.raises((ArgumentError, TypeError)):
         exporter.quantize(3)
+
+
+class Wider(nn.Module):
+    """Its step has more axes than what it divides."""
+
+    def forward(self, x):
+        scale = torch.full((1, 1, 1), 0.1)
+        return torch.clamp(torch.round(x / scale), -128, 127) * scale
+
+
+def test_a_step_that_adds_an_axis_is_no_quantiser():
+    model = nn.Sequential(Act(**SIGNED), Linear(4, 3), Wider(), nn.Linear(3, 2)).eval()
+    quantized = exporter.quantize(exporter.export(model, (x := torch.randn(5, 4),), dynamo=False, portable=True))
+    (got,) = run(quantized.model_proto, x.numpy())
+    assert got.shape == (1, 5, 2)
+    np.testing.assert_allclose(got, model(x).detach().numpy(), atol=1e-5)
+    assert len(quantized.activations) == 1
