@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
+from torch import nn
 
 import exporter
 from exporter.gradient_graph.build import build_gradient_graph
