@@ -124,7 +124,7 @@ def _affine(
     array = array.reshape(-1)
     if node.op_type in ("Mul", "Div"):
         return (array if node.op_type == "Mul" else 1 / array), 0.0
-    return (1.0 if first or node.op_type == "Add" else -1.0), array if first and node.op_type == "Add" or not first else -array
+    return (1.0 if first or node.op_type == "Add" else -1.0), array if (first and node.op_type == "Add") or not first else -array
 
 
 def _scaled(grid: WeightGrid, factor: np.ndarray) -> WeightGrid | None:

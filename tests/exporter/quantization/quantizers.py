@@ -138,7 +138,7 @@ def in_numbers(x, s, low, high):
 
 def fake(x, s, low, high):
     if s.numel() > 1:
-        axis = [i for i, size in enumerate(s.shape) if size > 1][0]
+        axis = next(i for i, size in enumerate(s.shape) if size > 1)
         return torch.fake_quantize_per_channel_affine(x, s.detach().flatten(), torch.zeros(s.numel(), dtype=torch.int32), axis, low, high)
     return torch.fake_quantize_per_tensor_affine(x, s.detach(), torch.zeros((), dtype=torch.int32), low, high)
 
