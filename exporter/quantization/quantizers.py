@@ -25,6 +25,9 @@ ELEMENTWISE = _STEPS | set(
 )
 _MOST_TRIES, _MOST_BEFORE = 40, 24
 _COMPUTED = (
+    "it is no rounding of one value by a fixed step: another value of the model, such as a step that is computed at each run, goes into it "
+    "(disable the observers, if it has any, before the export)"
+)
     "it is no rounding of one value by a fixed step: another value of the model, such as a step that is computed at each run, goes into it"
 )
 

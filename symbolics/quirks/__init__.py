@@ -67,6 +67,7 @@ from symbolics.quirks.pytorch.sizes import SIZES
 from symbolics.quirks.pytorch.softplus_threshold import SOFTPLUS
 from symbolics.quirks.pytorch.splits import SPLITS
 from symbolics.quirks.pytorch.stable_sorts import STABLE_SORTS
+from symbolics.quirks.pytorch.switches import switches_known
 from symbolics.quirks.pytorch.torchscript_gaps import GAPS, UNARY
 from symbolics.quirks.pytorch.torchscript_scatters import index_put, scatter_reduce
 from symbolics.quirks.pytorch.truth import TRUTH
@@ -113,6 +114,7 @@ TRACED: tuple[Callable[[torch.nn.Module], AbstractContextManager[None]], ...] = 
     exact_in_training,
     builtins_of_eager,
     kernels_looked_up_anew,
+    switches_known,
 )
 
 #: In place of a call that a model makes while it is traced: takes the function, its arguments and its keyword arguments.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ from symbolics.quirks.pytorch.fake_quantization import fake
 from symbolics.quirks.quirk import Quirk
 from symbolics.quirks.rewriting import Rewrite, instead, write
 
-__all__ = ["OBSERVERS", "QUIRK"]
+__all__ = ["OBSERVERS", "QUIRK", "is_settled", "settled"]
 
 QUIRK = Quirk(
     upstream="torch",
@@ -19,6 +21,7 @@ QUIRK = Quirk(
     wrong="fused_moving_avg_obs_fake_quant, which torch.ao's FusedMovingAvgObsFakeQuantize calls, has no translation",
 )
 
+_thread = threading.local()
 _SMALL = 6.1e-5  # torch has no scale below it
 
 
@@ -64,6 +67,8 @@ def _observing(
     symmetric_quant: bool = False,
 ) -> torch.Tensor:
     axis = ch_axis if per_row_fake_quant else None
+    if (quantizing := getattr(_thread, "settled", None)) is not None:
+        return fake(input, scale, zero_point, axis, quant_min, quant_max)[0] if quantizing else input
     if not running_min.numel():
         raise ExportError(
             "an observer of channels has seen no input: its first one gives its statistics their size, and state of a file has one.\n"
@@ -86,6 +91,30 @@ def _observing(
         z = write(zero_point, torch.where(quantizes, point, zero_point))
     value = fake(input, s, z, axis, quant_min, quant_max)[0]
     return torch.where(quantizes, value, input)
+
+
+def is_settled(module: Any) -> bool:
+    """Whether a module that no longer observes has the scale that its statistics give: each forward would compute it again."""
+    observer = module.activation_post_process
+    if not observer.min_val.numel() or observer.min_val.is_meta:
+        return False
+    scale, point = _parameters(
+        observer.min_val.reshape(-1), observer.max_val.reshape(-1), observer.quant_min, observer.quant_max, module.is_symmetric_quant
+    )
+    return torch.equal(scale, module.scale.reshape(-1)) and torch.equal(point.to(module.zero_point.dtype), module.zero_point.reshape(-1))
+
+
+def settled(forward: Callable[..., Any], quantizing: bool) -> Callable[..., Any]:
+    """The forward of such a module: it rounds, or does not, and changes nothing."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        _thread.settled = quantizing
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            _thread.settled = None
+
+    return called
 
 
 OBSERVERS: dict[Any, Rewrite] = {torch.fused_moving_avg_obs_fake_quant: instead(_observing)}
