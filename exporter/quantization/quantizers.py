@@ -28,8 +28,6 @@ _COMPUTED = (
     "it is no rounding of one value by a fixed step: another value of the model, such as a step that is computed at each run, goes into it "
     "(disable the observers, if it has any, before the export)"
 )
-    "it is no rounding of one value by a fixed step: another value of the model, such as a step that is computed at each run, goes into it"
-)
 
 
 @dataclass(eq=False)
