@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from exporter.files.program import Program
 from exporter.gradient_graph.inference import infer_shapes
 from exporter.gradient_graph.model import own_copy, remove_marks
 from exporter.quantization.barriers import keep_in_float
+from exporter.quantization.comparison import Comparison, compare
 from exporter.quantization.decided import decide, drop_settled_buffers
 from exporter.quantization.evaluation import Constants
 from exporter.quantization.kernels import kernels_of
@@ -82,11 +83,29 @@ class Quantized(Program):
         products: Its products, and which of them run in integers.
         activations: Its quantisers of activations.
         left: What rounds and stayed as it was -> why.
+        rounded: The model before, in rounded floats, for `compare`.
     """
 
     products: list[QuantizedProduct] = field(default_factory=list)
     activations: list[Activation] = field(default_factory=list)
     left: dict[str, str] = field(default_factory=dict)
+    rounded: ir.Model | None = None
+
+    @short
+    def compare(self, *inputs: Mapping[str, Any]) -> Comparison:
+        """Run the model in integers and the one in rounded floats on inputs, on onnxruntime's CPU.
+
+        Args:
+            inputs: Dictionaries of arrays, by input; one for each run. Data that the model is for say more than random numbers.
+
+        Returns:
+            The share of levels that differ for each quantiser, and the largest difference of each output.
+
+        Raises:
+            ArgumentError: There are no inputs.
+        """
+        assert self.rounded is not None
+        return compare(self.rounded, self.model, {each.name: each.scale for each in self.activations}, inputs)
 
     def __str__(self) -> str:
         """A line for each product that runs in float, and the counts."""
@@ -140,7 +159,7 @@ def quantize(model: Any) -> Quantized:
     products = find_products(copy, constants, weights, quantizers, missed)
     if all(product.reason for product in products):
         raise _nothing(copy, products, missed)
-    writer = Writer(copy)
+    rounded, writer = copy.clone(), Writer(copy)
     for product in products:
         if not product.reason:
             writer.write_product(product)
@@ -154,7 +173,7 @@ def quantize(model: Any) -> Quantized:
         Activation(n, float(e.grid.scale), e.grid.zero, e.grid.low, e.grid.high, e.grid.floats, e.grid.moved) for e, n in names.items()
     ]
     left = {each.step.outputs[0].name or "": each.reason for each in missed}
-    return Quantized(copy, products=rows, activations=activations, left=left)
+    return Quantized(copy, products=rows, activations=activations, left=left, rounded=rounded)
 
 
 def _row(product: Product, kernels: dict[ir.Node, str] | str) -> QuantizedProduct:

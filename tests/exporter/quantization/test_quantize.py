@@ -299,3 +299,22 @@ def test_a_step_that_adds_an_axis_is_no_quantiser():
     assert got.shape == (1, 5, 2)
     np.testing.assert_allclose(got, model(x).detach().numpy(), atol=1e-5)
     assert len(quantized.activations) == 1
+
+
+def test_levels_are_compared():
+    model, _ = conv_net()
+    quantized = exporter.quantize(exporter.export(model, (torch.randn(2, 3, 14, 14),), dynamo=False, portable=True))
+    name, drawn = quantized.model.graph.inputs[0].name, np.random.default_rng(0)
+    found = quantized.compare(*({name: drawn.standard_normal((2, 3, 14, 14)).astype(np.float32)} for _ in range(30)))
+    assert len(found.levels) == 3 and found.runs == 30
+    first, *others = found.levels.values()
+    assert first == 0 and all(share < 5e-3 for share in others) and max(found.steps.values()) <= 1
+    assert list(found.classes.values()) == [0.0]
+    assert str(found).count("levels of") == 3
+    with pytest.raises(ArgumentError, match="nothing to compare on"):
+        quantized.compare()
+    # What is compared is the file: another scale in it, and levels differ.
+    broken = quantized.model.graph.initializers[f"{quantized.activations[1].name}/scale"]
+    broken.const_value = type(broken.const_value)(broken.const_value.numpy() * np.float32(1.5), name=broken.name)
+    x = drawn.standard_normal((2, 3, 14, 14)).astype(np.float32)
+    assert max(quantized.compare({name: x}).levels.values()) > 0.05
