@@ -24,7 +24,7 @@ class Comparison:
         levels: Quantiser -> the share of its levels that are not the fake-quantised model's.
         steps: Quantiser -> by how many steps a level differs at most.
         outputs: Output -> the largest difference.
-        classes: Output of two axes or more -> the share of rows whose largest element is another one.
+        classes: Output of two axes -> the share of rows whose largest element is another one.
         runs: How many inputs.
     """
 
@@ -77,7 +77,7 @@ def compare(rounded: ir.Model, integers: ir.Model, scales: Mapping[str, float], 
             steps[name] = max(steps[name], float(np.rint(apart.max(initial=0.0))))
         for name in outputs:
             gaps[name] = max(gaps[name], float(np.abs(wanted[name].astype(np.float64) - found[name]).max(initial=0.0)))
-            if wanted[name].ndim > 1 and wanted[name].size:
+            if wanted[name].ndim == 2 and wanted[name].size:
                 choices = wanted[name].argmax(-1)
                 rows[name] += choices.size
                 moved[name] += int((choices != found[name].argmax(-1)).sum())
