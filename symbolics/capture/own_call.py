@@ -51,12 +51,13 @@ def plainly_called(module: torch.nn.Module, only: bool) -> Iterator[Callable[...
 @contextlib.contextmanager
 def called_as_a_whole(module: torch.nn.Module) -> Iterator[None]:
     """While the block runs, a torch.fx.GraphModule is a plain module: torch.export runs a graph node by node, and never calls its forward."""
-    cls = type(module)
+    cls: Any = type(module)
     if not isinstance(module, torch.fx.GraphModule):
         yield
         return
     members = {"forward": cls.forward, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
-    module.__class__ = type(cls.__name__, (torch.nn.Module,), members)  # type: ignore[assignment]
+    plain: Any = type(cls.__name__, (torch.nn.Module,), members)
+    module.__class__ = plain
     try:
         yield
     finally:
