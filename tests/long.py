@@ -75,6 +75,11 @@ TESTS = frozenset(
     exporter/forward/test_plain_objects.py::test_a_fresh_process_and_an_entry_of_the_model_itself
     exporter/gradient_graph/test_second_orders.py::test_gradients_of_a_gradient_in_forward
     exporter/gradient_graph/test_small_graphs.py::test_gpt2_has_at_most_2_6_nodes_for_one_of_the_forward
+    exporter/quantization/test_tools.py::test_brevitas
+    exporter/quantization/test_tools.py::test_more_models
+    exporter/quantization/test_tools.py::test_more_of_torch_ao
+    exporter/quantization/test_tools.py::test_pt2e
+    exporter/quantization/test_tools.py::test_what_dynamo_does_not_make
     exporter/verification/test_memory.py::test_in_a_process_of_its_own
     exporter/verification/test_verify.py::test_command_says_yes_in_json_and_html
     exporter/verification/test_verify.py::test_errors_that_grow_are_explained

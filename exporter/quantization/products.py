@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from exporter.quantization.evaluation import Constants
+from exporter.quantization.evaluation import Constants, nodes_between
 from exporter.quantization.grids import WeightGrid, finer, fit_weight
 from exporter.quantization.quantizers import ELEMENTWISE, Missed, Quantizer
 from symbolics.graph.values import attr
@@ -161,7 +161,7 @@ def find_products(
 ) -> list[Product]:
     """The products of a model, and what stands in the way of integers."""
     results = {each.result: each for each in quantizers}
-    steps = {each.source: float(each.grid.scale) for each in quantizers}
+    steps = {each.source: each for each in quantizers}
     reasons = {each.step: each.reason for each in missed} | {each.step: each.beyond for each in quantizers if each.beyond}
     found = []
     for node in model.graph:
@@ -205,7 +205,7 @@ def _instead(value: ir.Value, constants: Constants, reasons: Mapping[ir.Node, st
     return "it is an input of the model" if maker is None else f"it comes of {maker.op_type} {maker.name}"
 
 
-def _reason(product: Product, constants: Constants, steps: Mapping[ir.Value, float]) -> str:
+def _reason(product: Product, constants: Constants, steps: Mapping[ir.Value, Quantizer]) -> str:
     """Why a product stays in float, "" where nothing stands in the way; its bias and normalization are looked up on the way."""
     node = product.node
     if node.op_type == "Gemm" and (attr(node, "alpha", 1.0) != 1.0 or attr(node, "beta", 1.0) != 1.0 or attr(node, "transA", 0)):
@@ -253,14 +253,16 @@ def _derived(value: ir.Value, results: Mapping[ir.Value, Quantizer]) -> Quantize
     return Quantizer(value, value, replace(first.grid, low=low, high=high, floats=0, moved=0), node)
 
 
-def _quantized_by(value: ir.Value, steps: Mapping[ir.Value, float]) -> float:
+def _quantized_by(value: ir.Value, steps: Mapping[ir.Value, Quantizer]) -> float:
     """The step of the quantiser that takes a value, where nothing else does; 0.0 where there is none."""
     while value not in steps:
         reader = only_reader(value)
         if reader is None or reader.domain or reader.op_type not in {*MOVES, "Relu"}:
             return 0.0
         value = reader.outputs[0]
-    return 0.0 if value.is_graph_output() else steps[value]
+    inside = set(nodes_between([value], [steps[value].result]))
+    alone = not value.is_graph_output() and all(reader in inside for reader in value.consumers())
+    return float(steps[value].grid.scale) if alone else 0.0
 
 
 def only_reader(value: ir.Value) -> ir.Node | None:

@@ -96,7 +96,8 @@ def _quantizer_at(model: ir.Model, constants: Constants, step: ir.Node) -> Quant
         return f"it rounds {str(dtype).lower()}: integers are made of float32 models alone, model.float()"
     reason, tries = _COMPUTED, 0
     sources = list(itertools.islice(_before(constants, step), _MOST_BEFORE))
-    for result in reversed(_behind(constants, step, sources)):
+    results, computed = _behind(constants, step, sources)
+    for result in reversed(results):
         for source in reversed(sources):
             if (nodes := _made_of(constants, source, result)) is None or not _of_one_shape(source, result):
                 continue
@@ -115,8 +116,8 @@ def _quantizer_at(model: ir.Model, constants: Constants, step: ir.Node) -> Quant
                 return Quantizer(source, result, grid, step, beyond)
             reason = grid if tries == 1 else reason
             if tries >= _MOST_TRIES:
-                return reason
-    return reason
+                return _COMPUTED if computed else reason
+    return _COMPUTED if computed else reason
 
 
 def _of_one_shape(source: ir.Value, result: ir.Value) -> bool:
@@ -167,11 +168,13 @@ def _before(constants: Constants, step: ir.Node) -> Iterator[ir.Value]:
                 todo.append(each)
 
 
-def _behind(constants: Constants, step: ir.Node, sources: Container[ir.Value]) -> list[ir.Value]:
-    """The float values that elementwise operators make of what a node rounds, of what it may start from, and of constants; nearest first."""
+def _behind(constants: Constants, step: ir.Node, sources: Container[ir.Value]) -> tuple[list[ir.Value], bool]:
+    """The float values that elementwise operators make of what a node rounds, of what it may start from, and of constants; nearest first.
+    And whether arithmetic with another value of the model goes on with what is rounded.
+    """
     made = set(step.outputs)
     found = [step.outputs[0]] if step.op_type in ("Round", "Floor", "Ceil") else []
-    todo = [step.outputs[0]]
+    todo, others = [step.outputs[0]], []
     while todo:
         for node in todo.pop(0).consumers():
             output = node.outputs[0]
@@ -182,7 +185,9 @@ def _behind(constants: Constants, step: ir.Node, sources: Container[ir.Value]) -
                 todo.append(output)
                 if output.dtype in (None, ir.DataType.FLOAT):
                     found.append(output)
-    return found
+            elif node.op_type in ("Add", "Div", "Mul", "Sub"):
+                others.append(node)
+    return found, any(node.outputs[0] not in made for node in others)
 
 
 def _made_of(constants: Constants, source: ir.Value, result: ir.Value) -> list[ir.Node] | None:

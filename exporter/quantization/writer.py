@@ -71,6 +71,7 @@ class Writer:
         value = self._node("DequantizeLinear", [levels, scale, zero], f"{name}/quantized", ir.DataType.FLOAT, result.shape, after=after)
         for use in uses:
             use.node.replace_input_with(use.idx, value)
+        self._sources[result] = value  # of a quantiser of what is quantised
         for place, output in enumerate(self._graph.outputs):
             if output is result and result is not source:
                 self._graph.outputs[place] = value

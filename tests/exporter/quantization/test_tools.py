@@ -21,9 +21,8 @@ from tests.support import missing
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 QUICK = (
-    "conv ste", "conv fake", "mlp lsq", "mlp where", "mlp, activations zero inside", "mlp, activations pact", "conv 3 bits", "dorefa", "residual",
-    "two branches", "transformer, whole", "several readers", "beside lstm", "at outputs", "matmul", "grouped", "transposed", "average", "float weight",
-    "nothing behind", "opset 18", "negative gains",
+    "conv ste", "conv fake", "mlp lsq", "mlp where", "mlp, activations zero inside", "dorefa", "residual", "two branches", "transformer, whole",
+    "beside lstm", "at outputs", "matmul", "transposed", "float weight", "nothing behind", "negative gains",
 )  # fmt: skip
 REFUSED = {name for name, case in MODELS.items() if not case.integers}
 #: Of these no export is made by dynamo, and the error says so.
@@ -75,11 +74,11 @@ def assert_in_integers(case: Case, model, args, dynamo, folder, count=20):
             worst, off, total = max(worst, float(apart.max())), off + float((apart**2).sum()), total + apart.size
     # Biases of convolutions are rounded to int32: now and then a level is another one, and what follows has it in its sums.
     low = any(0 < each.bits < 5 for each in quantized.products)
-    assert (off / total) ** 0.5 < ((0.2 if low else 1e-2) if convolutions else 2e-3), (worst, (off / total) ** 0.5)
+    assert (off / total) ** 0.5 < ((0.2 if low else 3e-2) if convolutions else 2e-3), (worst, (off / total) ** 0.5)
     loaded = exporter.load(path)
     with torch.no_grad():
         for one, other in zip(*(torch.utils._pytree.tree_leaves(each(*args)) for each in (loaded, model)), strict=True):
-            torch.testing.assert_close(one, other, rtol=0, atol=(0.5 if low else 0.1) * float(other.abs().max()))
+            torch.testing.assert_close(one, other, rtol=0, atol=(2.0 if low else 0.1) * float(other.abs().max()))
     exporter.build_gradient_graph(path)
     return quantized
 
@@ -114,8 +113,14 @@ def test_what_dynamo_does_not_make(name):
         exporter.export(model, args, portable=True, **(MODELS[name].options or {}))
 
 
-@pytest.mark.parametrize("name", TORCH_AO)
+@pytest.mark.parametrize("name", ["eager fbgemm", "fx mlp"])
 def test_torch_ao(name, dynamo, tmp_path):
+    torch.manual_seed(0)
+    assert_in_integers(TORCH_AO[name], *TORCH_AO[name].make(), dynamo, tmp_path)
+
+
+@pytest.mark.parametrize("name", sorted(TORCH_AO.keys() - {"eager fbgemm", "fx mlp"}))
+def test_more_of_torch_ao(name, dynamo, tmp_path):
     torch.manual_seed(0)
     assert_in_integers(TORCH_AO[name], *TORCH_AO[name].make(), dynamo, tmp_path)
 
