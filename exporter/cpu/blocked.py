@@ -81,7 +81,7 @@ def block_channels(model: ir.Model, sizes: Mapping[str, int] | None = None) -> i
 
 def weights_of_images(node: ir.Node) -> list[int]:
     """The shape of the weights, which are no constant, of a convolution of images of float32; else nothing."""
-    x, w = node.inputs[:2]
+    x, w = (*node.inputs[:2], None, None)[:2]  # a damaged file may give none
     shape = static_shape(w)
     if x is None or w is None or shape is None or len(shape) != 4 or x.dtype is not ir.DataType.FLOAT or w.const_value is not None:
         return []

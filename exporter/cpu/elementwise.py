@@ -79,11 +79,11 @@ def fuse(model: ir.Model, *, guards_only: bool = False, facts: dict[ir.Value, Sh
 def _fuse_all(graph: ir.Graph, inferred: onnx.GraphProto, facts: dict[ir.Value, ShapeAndType], guards_only: bool) -> int:
     """Also in the bodies of its nodes."""
     note_facts(graph, inferred, facts)
-    bodies = [
-        pair
-        for node, twin in zip(graph, inferred.node, strict=True)
-        for pair in zip(subgraphs(node), (body for a in twin.attribute for body in ([a.g] if a.HasField("g") else a.graphs)), strict=True)
-    ]
+    bodies: list[tuple[ir.Graph, onnx.GraphProto]] = []
+    for node, twin in zip(graph, inferred.node, strict=True):
+        inner, twins = subgraphs(node), [body for a in twin.attribute for body in ([a.g] if a.HasField("g") else a.graphs)]
+        if len(inner) == len(twins):  # a file may call an attribute a graph, and give none
+            bodies += zip(inner, twins, strict=True)
     return _fuse(graph, facts, guards_only) + sum(_fuse_all(body, twin, facts, guards_only) for body, twin in bodies)
 
 

@@ -50,7 +50,7 @@ def multiply_few_windows(model: ir.Model, sizes: Mapping[str, int] | None = None
 
 
 def _fits(node: ir.Node, sizes: Mapping[str, int]) -> bool:
-    x, w = node.inputs[:2]
+    x, w = (*node.inputs[:2], None, None)[:2]  # a damaged file may give none
     if x is None or w is None or w.const_value is not None or attr(node, "group", 1) != 1 or attr(node, "auto_pad", "NOTSET") != "NOTSET":
         return False
     weights, pads = static_shape(w), attr(node, "pads") or [0] * 4

@@ -114,7 +114,7 @@ def _subscripts(op: Builder, node: ir.Node, xs: Sequence[Value], equation: str) 
     terms = left.split(",")
     free = [c for c in string.ascii_letters if c not in equation]
     widths = [op.rank(node, x) - len(t.replace("...", "")) if "..." in t else 0 for x, t in zip(xs, terms)]
-    if min(widths) < 0:
+    if min(widths) < 0 or any(x.shape is not None and "..." not in t and len(t) != len(x.shape) for x, t in zip(xs, terms)):
         raise unsupported(node, f"the equation {equation!r} does not fit the ranks of the inputs")
     ellipsis = "".join(free[: max(widths)])
     if not arrow:

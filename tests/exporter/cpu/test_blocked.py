@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import exporter
-from exporter.cpu import blocked
+from exporter.cpu import blocked, products
 from exporter.training.trainer import Trainer
 
 
@@ -303,3 +303,10 @@ def test_steps_and_loaded_modules_have_eagers_gradients(dynamo, monkeypatch):
     torch.manual_seed(0)
     loaded, step = trains_as_eager(Depthwise(), torch.randn(2, 3, 12, 10), torch.tensor([1, 3]), dynamo, counts)
     assert sum(loaded) >= 4 <= sum(step)  # two of the forward; of the backward both for weights, and one for the images
+
+
+@pytest.mark.parametrize("given", [0, 1])
+def test_a_convolution_without_operands_is_left_alone(given):
+    node = ir.node("ConvTranspose", [ir.val("x", ir.DataType.FLOAT, [1, 2, 3, 4])][:given])
+    assert blocked.weights_of_images(node) == []
+    assert not products._fits(node, {})

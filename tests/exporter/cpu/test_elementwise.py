@@ -475,3 +475,15 @@ def test_a_node_with_several_bodies_in_one_attribute():
     proto.graph.node.append(helper.make_node("Several", [], ["w"], domain="custom", bodies=[body, body]))
     proto.opset_import.append(helper.make_opsetid("custom", 1))
     assert fused(proto)[1] == 1
+
+
+def test_an_attribute_that_is_called_a_graph_and_holds_none():
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [3]) for name in "xy")
+    nodes = [
+        helper.make_node("Sin", ["x"], ["a"]),
+        helper.make_node("Foreign", ["a"], ["b"], domain="nobody"),
+        helper.make_node("Cos", ["b"], ["y"]),
+    ]
+    nodes[1].attribute.add(name="body", type=onnx.AttributeProto.GRAPH)
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("nobody", 1)]
+    fuse(ir.from_proto(helper.make_model(helper.make_graph(nodes, "g", [x], [y]), opset_imports=opsets)))

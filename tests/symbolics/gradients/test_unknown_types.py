@@ -78,3 +78,10 @@ def test_what_is_no_tensor_is_neither_differentiated_nor_differentiated_by(kind)
         build_gradient_graph(read, wrt=["o"])
     with pytest.raises(ArgumentError, match="only floating point tensors"):
         build_gradient_graph(made, outputs=["o"])
+
+
+def test_an_equation_that_does_not_fit_the_ranks():
+    """onnx.checker lets it pass without an inference of shapes."""
+    text = '<ir_version: 10, opset_import: ["" : 20]> m (float[2,4,2,4] x, float[4,3] w) => (float[] y) { r = Einsum<equation = "ij,jk->ik">(x, w) y = ReduceSum<keepdims = 0>(r) }'
+    with pytest.raises(UnsupportedOperatorError, match="does not fit the ranks of the inputs"):
+        build_gradient_graph(onnx.parser.parse_model(text))
