@@ -31,6 +31,7 @@ COMMANDS = {
     "gradient": "Write the gradient graph of an ONNX FILE: any model, from any exporter.",
     "inspect": "Show what an ONNX FILE is, and its calls of autograd Functions.",
     "profile": "Say where the time of an ONNX FILE goes: by operator, by module, by node, PythonOps apart.",
+    "quantize": "Write a fake-quantised ONNX FILE in integers, in the forms that onnxruntime's CPU runs in integer kernels.",
     "run": "Run an ONNX FILE once.",
     "step": "Write forward, loss, gradients and optimizer as one ONNX model.",
     "tangent": "Write the forward-mode derivative of an ONNX FILE: any model, from any exporter.",

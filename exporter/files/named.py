@@ -54,7 +54,7 @@ def names_in(model: ir.Model) -> list[str]:
                 visit(item)
 
     for node in (node for part in (model.graph, *model.functions.values()) for node in walk(part)):
-        if is_python_op(node) and "name" in node.attributes:
+        if (is_python_op(node) or is_python_op_tangent(node)) and "name" in node.attributes:
             if not is_of_torch(name := node.attributes["name"].as_string()):
                 found[name] = None
             if CALL_ATTRIBUTE in node.attributes:

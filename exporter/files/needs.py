@@ -84,7 +84,7 @@ def needs_of(source: str | os.PathLike[str] | ir.Model) -> Needs:
     try:
         allow = names_in(model)
         kinds = {(node.name, function_of(node)): _kind(node) for node in nodes if is_python_op(node)}
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
         raise FormatError(
             f"a call of the file cannot be read ({type(error).__name__}): the file is damaged; pythonop inspect --calls shows which"
         ) from error

@@ -19,10 +19,9 @@ from typing import Any, TypeVar
 
 from exporter.errors import short
 from symbolics.errors import Faq, TrustError
-from symbolics.node.classes import find, is_class, look, own_name, tuple_fields, value_fields
+from symbolics.node.classes import CONSTRUCTOR, find, is_class, is_filled, look, own_name, tuple_fields, value_fields, why_not_plain
 from symbolics.node.names import is_operator, qualified_name, why_not_importable
 from symbolics.node.patterns import Patterns
-from symbolics.node.plain_objects import why_not_plain
 from symbolics.text import said, shown
 from symbolics.users import warn
 
@@ -125,10 +124,10 @@ _POWERFUL = frozenset(
     """.split()
 )
 
-# Kinds of classes that a file may fill, and methods that run where nobody calls them by name.
-_FILLED = ("enum", "dataclass", "namedtuple")
+# Why an object of plain data needs an entry; and by kinds of classes, methods that run where nobody calls them by name.
 _FILLED_AT_WILL = "the file says all that its methods read"
-_RUN_BY_ITSELF = ("__call__", "__del__", "__torch_function__")
+_VALUE_RUNS = ("__call__", "__del__", "__torch_function__")
+_RUN_BY_ITSELF = {"enum": _VALUE_RUNS, "dataclass": _VALUE_RUNS, "namedtuple": _VALUE_RUNS, "module": ("__del__",)}
 
 # One pattern that means both means more or less all of torch.
 _FAR_APART = ("torch.autograd.function:Function", "torch.utils.checkpoint:CheckpointFunction")
@@ -175,7 +174,9 @@ class Gate:
 
     Three kinds of names need an entry of their own: the object, or ``module:qualname`` written out as the export wrote it. These are functions
     and classes that the file may have called (a hook of a gradient, a callable argument); what stands in the standard library, or in another module
-    that starts processes or loads code; and enums, dataclasses and named tuples with a ``__call__``, ``__del__`` or ``__torch_function__``.
+    that starts processes or loads code; and enums, dataclasses and named tuples with a ``__call__``, ``__del__`` or ``__torch_function__``, and classes of
+    modules with a ``__del__``. An entry for a class of which files hold objects (a module, an enum, a dataclass, plain data) is none for its constructor:
+    that is ``module:qualname.__init__``.
 
     A name is looked up in the registry, then among the classes of ``allow``, then by import. Names in ``__main__``
     and names with ``<locals>`` are never looked for by import: another process has other ones. Nor is a ``__main__`` inside
@@ -219,6 +220,8 @@ class Gate:
         wanted, check = _KINDS[kind]
         if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME:
             raise TrustError.damaged(f"the name of {wanted}", f"it has {len(name) if isinstance(name, str) else 0} characters")
+        if kind == "callable" and name.endswith(CONSTRUCTOR):
+            return self._constructor(name)
         if name in _objects:
             found = _objects[name]
         elif name in self._classes and kind != "object":
@@ -234,12 +237,35 @@ class Gate:
             raise TrustError(
                 f"the file names {shown(name)} as {wanted}, which it is not: the file was not made by pythonop, or the class has changed"
             )
-        if kind in _FILLED and (runs := [method for method in _RUN_BY_ITSELF if look(found, method) is not None]):
+        if is_filled(found) and (kind == "callable" or (kind == "object" and name == qualified_name(found))):
+            raise TrustError(
+                f"the file names the class {shown(name)} as a function: an entry of allow= for a class is none for its constructor. Export the file again: "
+                f"it then names {shown(name + CONSTRUCTOR)}, which has an entry of its own"
+            )
+        if runs := [method for method in _RUN_BY_ITSELF.get(kind, ()) if look(found, method) is not None]:
             self._check_named(wanted, name, f"its {runs[0]} would run with what the file says")
         if kind == "plain":
             self._check_named(wanted, name, _FILLED_AT_WILL)
         if kind in ("function", "module"):
             self.functions[name] = found
+        return found
+
+    def _constructor(self, name: str) -> Any:
+        """The class whose constructor a file may call, where that has an entry of its own.
+
+        Raises:
+            TrustError: It has none, or leads to no class.
+        """
+        own = name.removesuffix(CONSTRUCTOR)
+        if not self._patterns.has(name):
+            raise TrustError(
+                f"the file names {shown(name)}, a class that it may have called, and no pattern allows that, nor an entry for the class: "
+                f"pass allow=[{shown(name)!r}] if you trust its constructor with arguments of the file's choice",
+                faq=Faq.NOT_ALLOWED,
+            )
+        found = self._classes[own] if own in self._classes else self._look_up(own, "a class")
+        if not is_class(found):
+            raise TrustError(f"the file names {shown(own)} as a class, which it is not: the class has changed")
         return found
 
     def allows(self, name: str) -> bool:
@@ -314,13 +340,8 @@ class Gate:
 
     def _import(self, kind: str, name: str) -> Any:
         wanted = _KINDS[kind][0]
-        module, _, qualname = name.partition(":")
-        if why := why_not_importable(name):
-            raise TrustError(
-                f"{shown(name)} ({wanted}) cannot be imported in another process, for {shown(why)}: "
-                "give the class itself in allow=, call exporter.register(cls) before this process opens the file, or move the class to the top level of a module that can be imported",
-                faq=Faq.IN_A_FUNCTION,
-            )
+        module = name.partition(":")[0]
+        _check_importable(name, wanted)
         why = "the file may have it called" if kind == "callable" else _FILLED_AT_WILL if kind == "plain" else ""
         if _is_powerful(module):
             why = f"{shown(module)} lies in the standard library, or is known to start processes or to load code"
@@ -333,6 +354,17 @@ class Gate:
             )
         if why:
             self._check_named(wanted, name, why)
+        return self._look_up(name, wanted)
+
+    @staticmethod
+    def _look_up(name: str, wanted: str) -> Any:
+        """What stands under a name that is allowed, in a module that is imported for it.
+
+        Raises:
+            TrustError: There is no such name, or it is another name of something.
+        """
+        _check_importable(name, wanted)
+        module, _, qualname = name.partition(":")
         names = _names_of(module, name)
         try:
             found = find(names, qualname)
@@ -352,6 +384,20 @@ class Gate:
                 f"{shown(name)} is another name of {shown(f'{own[0]}:{own[1]}')}: a file must name an object where it is defined"
             )
         return found
+
+
+def _check_importable(name: str, wanted: str) -> None:
+    """Refuse a name that no other process can import.
+
+    Raises:
+        TrustError: It is one.
+    """
+    if why := why_not_importable(name):
+        raise TrustError(
+            f"{shown(name)} ({wanted}) cannot be imported in another process, for {shown(why)}: "
+            "give the class itself in allow=, call exporter.register(cls) before this process opens the file, or move the class to the top level of a module that can be imported",
+            faq=Faq.IN_A_FUNCTION,
+        )
 
 
 def _names_of(module: str, name: str) -> dict[str, Any]:

@@ -204,19 +204,34 @@ def _levels_of(rows: np.ndarray, step: np.ndarray) -> np.ndarray | None:
 def _fitted(row: np.ndarray) -> np.float32 | None:
     """The largest step whose multiples a row is, bit by bit."""
     values = np.unique(np.abs(row)).astype(np.float64)
-    if not values.any():
+    values = values[values > 0]
+    if not len(values):
         return np.float32(1)
-    gaps = np.diff(np.concatenate([[0.0], values[values > 0]]))
-    for divisor in range(1, 5):  # no two levels of the row may be neighbours
-        step = gaps.min() / divisor
-        levels = np.rint(row / step).astype(np.float64)
-        if np.abs(levels).max() > 255:
-            return None
-        step = float((levels * row).sum() / (levels**2).sum())
-        for each in _number(_order(np.float32(step)) + np.arange(-8, 9)):
-            if np.array_equal(levels.astype(np.float32) * each, row):
-                return np.float32(each)
+    for chosen in (values[:: -(-len(values) // 16)], values) if len(values) <= _LEVELS else ():  # a few say it, mostly
+        step = _common_divisor(chosen)
+        if step * _LEVELS < values[-1]:
+            continue
+        levels = np.rint(row / step)
+        step = float((levels * row.astype(np.float64)).sum() / (levels.astype(np.float64) ** 2).sum())
+        near = _number(_order(np.float32(step)) + np.arange(-8, 9))
+        found = next((np.float32(each) for each in near if np.array_equal(levels.astype(np.float32) * each, row)), None)
+        if found is not None:
+            return found
     return None
+
+
+def _common_divisor(values: np.ndarray) -> float:
+    """Euclid's algorithm for floats: what is a twentieth of a level of 8 bits or less is a rounding error."""
+    least = float(values[-1]) / 255 * 0.05
+    found = float(values[0])
+    for i, value in enumerate(values):
+        one, rest = found, float(value)
+        while rest > least:
+            one, rest = rest, abs(one - rest * round(one / rest))
+        found = one
+        for known in values[: i + 1]:  # each larger one says it more exactly
+            found = known / round(known / found)
+    return found
 
 
 def _between(weight: np.ndarray) -> bool:

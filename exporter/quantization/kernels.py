@@ -19,24 +19,26 @@ __all__ = ["kernels_of"]
 _INTEGER = {"QLinearConv", "QGemm", "QLinearMatMul", "MatMulIntegerToFloat", "MatMulNBits", "ConvInteger", "MatMulInteger"}
 
 
-def kernels_of(model: ir.Model, nodes: Iterable[ir.Node]) -> dict[ir.Node, str]:
-    """The integer kernel of each node that has one, once onnxruntime has optimised the model for this machine's CPU.
+def kernels_of(model: ir.Model, nodes: Iterable[ir.Node]) -> dict[ir.Node, str] | str:
+    """The integer kernel of each node that has one, once onnxruntime has optimised the model for this machine's CPU; or why that is not known.
 
     Raises:
         ExportError: onnxruntime does not open the model.
     """
     if any(is_python_op(node) for node in walk(model.graph)):
-        return {}  # a session would need allow=
+        return "not asked: the model has PythonOps"  # a session would need allow=
+    data = ir.to_proto(model).SerializeToString()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "optimized.onnx"
-        options = onnxruntime.SessionOptions()
-        options.optimized_model_filepath, options.log_severity_level = str(path), 4
-        options.intra_op_num_threads = 1
         try:
-            onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"])
-        except Exception as error:
-            raise ExportError(f"onnxruntime does not open the quantised model: {error}") from error
-        optimized = onnx.load(path, load_external_data=False)
+            _open(data, path)
+            optimized = onnx.load(path, load_external_data=False)
+        except Exception:
+            try:
+                _open(data)
+            except Exception as error:
+                raise ExportError(f"onnxruntime does not open the quantised model: {error}") from error
+            return "not known: onnxruntime could not write its optimised model into the temporary folder"
     made = [node for node in optimized.graph.node if node.op_type in _INTEGER]
     named = {node.name: node.op_type for node in made if node.name}
     reads = {name: node.op_type for node in made for name in (*node.input, *node.output)}
@@ -47,6 +49,14 @@ def kernels_of(model: ir.Model, nodes: Iterable[ir.Node]) -> dict[ir.Node, str]:
         if kernel:
             found[node] = kernel
     return found
+
+
+def _open(data: bytes, optimized: Path | None = None) -> None:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 4, 1
+    if optimized is not None:
+        options.optimized_model_filepath = str(optimized)
+    onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 
 
 def _names(node: ir.Node) -> list[str]:

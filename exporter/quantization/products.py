@@ -21,6 +21,7 @@ _FLOAT = {"ConvTranspose", "GRU", "LSTM", "RNN"}
 #: What moves numbers and computes none: levels stay levels.
 MOVES = {"Flatten", "Identity", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
 _LARGEST = 2**31 - 1
+_UNQUANTIZED = "no quantiser takes what it gives, or something else takes it, too"
 
 
 @dataclass(eq=False)
@@ -225,9 +226,8 @@ def _reason(product: Product, constants: Constants, steps: Mapping[ir.Value, Qua
             return "its bias is too large for int32 in steps of the activation times the weight"
     behind = _quantized_by(product.result, steps)
     if not behind:
-        if any(reader.op_type == "BatchNormalization" for reader in product.result.consumers()):
-            return "the batch normalization behind it computes statistics: export in eval mode"
-        return "no quantiser takes what it gives, or something else takes it, too"
+        norms = [each for each in node.outputs[0].consumers() if each.op_type == "BatchNormalization" and attr(each, "training_mode", 0)]
+        return "the batch normalization behind it computes statistics: export in eval mode" if norms else _UNQUANTIZED
     if product.bias is not None:
         bias = product.bias.astype(np.float64)
         product.moved = float(np.abs(np.rint(bias / product.bias_scale) * product.bias_scale - bias).mean() / behind)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +12,10 @@ import onnx_ir.passes.common as passes
 
 from exporter.errors import short
 from exporter.files.program import Program
+from exporter.gradient_graph.inference import infer_shapes
 from exporter.gradient_graph.model import own_copy, remove_marks
 from exporter.quantization.barriers import keep_in_float
+from exporter.quantization.comparison import Comparison, compare
 from exporter.quantization.decided import decide, drop_settled_buffers
 from exporter.quantization.evaluation import Constants
 from exporter.quantization.kernels import kernels_of
@@ -81,11 +83,29 @@ class Quantized(Program):
         products: Its products, and which of them run in integers.
         activations: Its quantisers of activations.
         left: What rounds and stayed as it was -> why.
+        rounded: The model before, in rounded floats, for `compare`.
     """
 
     products: list[QuantizedProduct] = field(default_factory=list)
     activations: list[Activation] = field(default_factory=list)
     left: dict[str, str] = field(default_factory=dict)
+    rounded: ir.Model | None = None
+
+    @short
+    def compare(self, *inputs: Mapping[str, Any]) -> Comparison:
+        """Run the model in integers and the one in rounded floats on inputs, on onnxruntime's CPU.
+
+        Args:
+            inputs: Dictionaries of arrays, by input; one for each run. Data that the model is for say more than random numbers.
+
+        Returns:
+            The share of levels that differ for each quantiser, and the largest difference of each output.
+
+        Raises:
+            ArgumentError: There are no inputs.
+        """
+        assert self.rounded is not None
+        return compare(self.rounded, self.model, {each.name: each.scale for each in self.activations}, inputs)
 
     def __str__(self) -> str:
         """A line for each product that runs in float, and the counts."""
@@ -132,13 +152,14 @@ def quantize(model: Any) -> Quantized:
     decide(copy)
     drop_settled_buffers(copy)
     remove_unread(copy.graph, kept)
+    infer_shapes(copy, only_where_missing=True)
     constants = Constants(copy)
     weights = weights_of(copy, constants)
     quantizers, missed = find_quantizers(copy, constants)
     products = find_products(copy, constants, weights, quantizers, missed)
     if all(product.reason for product in products):
         raise _nothing(copy, products, missed)
-    writer = Writer(copy)
+    rounded, writer = copy.clone(), Writer(copy)
     for product in products:
         if not product.reason:
             writer.write_product(product)
@@ -147,22 +168,22 @@ def quantize(model: Any) -> Quantized:
     keep_in_float(copy, products)
     _forget(copy)
     kernels = kernels_of(copy, [product.node for product in products if not product.reason])
-    rows = [_row(product, kernels.get(product.node)) for product in products]
+    rows = [_row(product, kernels) for product in products]
     activations = [
         Activation(n, float(e.grid.scale), e.grid.zero, e.grid.low, e.grid.high, e.grid.floats, e.grid.moved) for e, n in names.items()
     ]
     left = {each.step.outputs[0].name or "": each.reason for each in missed}
-    return Quantized(copy, products=rows, activations=activations, left=left)
+    return Quantized(copy, products=rows, activations=activations, left=left, rounded=rounded)
 
 
-def _row(product: Product, kernel: str | None) -> QuantizedProduct:
-    bits = 0
+def _row(product: Product, kernels: dict[ir.Node, str] | str) -> QuantizedProduct:
+    bits, kernel = 0, "" if isinstance(kernels, str) else kernels.get(product.node, "")
     if product.weight is not None and not product.reason:
         levels = product.weight.levels.astype(np.int64) - product.weight.zero
         levels //= max(int(np.gcd.reduce(levels, axis=None)), 1)
         bits = max(int(levels.max()).bit_length(), (~int(levels.min())).bit_length() if levels.min() < 0 else 0) + int(levels.min() < 0)
-    reason = product.reason or ("" if kernel else "onnxruntime does not fuse it here")
-    return QuantizedProduct(product.node.name or "", product.operator, kernel or "", bits, product.moved, reason)
+    reason = product.reason or ("" if kernel else kernels if isinstance(kernels, str) else "onnxruntime does not fuse it here")
+    return QuantizedProduct(product.node.name or "", product.operator, kernel, bits, product.moved, reason)
 
 
 def _forget(model: ir.Model) -> None:

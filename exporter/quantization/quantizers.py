@@ -99,7 +99,7 @@ def _quantizer_at(model: ir.Model, constants: Constants, step: ir.Node) -> Quant
     results, computed = _behind(constants, step, sources)
     for result in reversed(results):
         for source in reversed(sources):
-            if (nodes := _made_of(constants, source, result)) is None:
+            if (nodes := _made_of(constants, source, result)) is None or not _of_one_shape(source, result):
                 continue
             held = _numbers(constants, nodes)
             if held is None:
@@ -112,12 +112,20 @@ def _quantizer_at(model: ir.Model, constants: Constants, step: ir.Node) -> Quant
                 reason = str(error)
                 continue
             if isinstance(grid, Grid):
-                beyond = "" if not _computed_with(result) else reason if tries > 1 else _COMPUTED
+                beyond = reason if _computed_with(result) else ""
                 return Quantizer(source, result, grid, step, beyond)
             reason = grid if tries == 1 else reason
             if tries >= _MOST_TRIES:
                 return _COMPUTED if computed else reason
     return _COMPUTED if computed else reason
+
+
+def _of_one_shape(source: ir.Value, result: ir.Value) -> bool:
+    """Whether two values have one shape, as far as it is known: a step of a higher rank gives what it divides that rank."""
+    if source.shape is None or result.shape is None:
+        return True
+    dims = list(zip(source.shape, result.shape, strict=False))
+    return len(source.shape) == len(result.shape) and all(a == b or not (isinstance(a, int) and isinstance(b, int)) for a, b in dims)
 
 
 def _computed_with(value: ir.Value) -> bool:

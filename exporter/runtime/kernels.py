@@ -412,8 +412,13 @@ def check_element_types(kinds: Sequence[int]) -> None:
 
 def _autocast(dtypes: Mapping[str, str]) -> dict[str, torch.dtype]:
     try:
-        return {torch.device(device).type: by_name(torch.dtype, name) for device, name in dtypes.items()}
-    except (RuntimeError, ValueError) as error:
+        found = {torch.device(device).type: by_name(torch.dtype, name) for device, name in dtypes.items()}
+        for device in found.keys() - {"cpu", "cuda"}:
+            torch.autocast(
+                device, dtype=found[device]
+            )  # one that this torch cannot do is told now, and not by an assertion of torch's in a run
+        return found
+    except (RuntimeError, ValueError, AssertionError) as error:
         raise FormatError(f"the recorded autocast state is malformed: {shown(str(error))}") from error
 
 

@@ -10,6 +10,9 @@ import torch
 
 __all__ = ["called_as_a_whole", "plainly_called"]
 
+#: What the class of a graph has for itself: its call asks for that very class.
+_OF_THE_GRAPH = ("__call__", "__dict__", "__weakref__", "_wrapped_call")
+
 
 @contextlib.contextmanager
 def plainly_called(module: torch.nn.Module, only: bool) -> Iterator[Callable[..., Any]]:
@@ -51,14 +54,15 @@ def plainly_called(module: torch.nn.Module, only: bool) -> Iterator[Callable[...
 @contextlib.contextmanager
 def called_as_a_whole(module: torch.nn.Module) -> Iterator[None]:
     """While the block runs, a torch.fx.GraphModule is a plain module: torch.export runs a graph node by node, and never calls its forward."""
-    cls: Any = type(module)
     if not isinstance(module, torch.fx.GraphModule):
         yield
         return
-    members = {"forward": cls.forward, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
-    plain: Any = type(cls.__name__, (torch.nn.Module,), members)
-    module.__class__ = plain
+    this: Any = module
+    cls = this.__class__
+    own = cls.__mro__[: cls.__mro__.index(torch.fx.GraphModule)]  # torch makes a class for each graph, below that of the user
+    members = {key: value for each in reversed(own) for key, value in vars(each).items() if key not in _OF_THE_GRAPH}
+    this.__class__ = type(cls.__name__, (torch.nn.Module,), members)
     try:
         yield
     finally:
-        module.__class__ = cls
+        this.__class__ = cls

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from symbolics import torch_private as private
 from symbolics.capture import gradients_in_forward
 from symbolics.capture.accumulation import ACCUMULATING, accumulate
+from symbolics.capture.aliases import is_whole
 from symbolics.capture.binding import is_traced_size
 from symbolics.capture.branches import notice_branch, notice_number, notice_parts
 from symbolics.capture.buffers import is_alike
@@ -228,11 +229,19 @@ def _given_data(call: _Call) -> _Answer:
     x, value = call.args
     if not (isinstance(value, torch.Tensor) and x.layout is value.layout is torch.strided and is_alike(x, value)):
         return None
+    if _is_own_data(call.recorder, x, value):
+        return (None,)
     check_unread(call.recorder, "x.data = ...", x, made=False)
     with torch.no_grad():
         _changed(torch.Tensor.copy_, "copy_", (x, value), {})
     call.recorder.capture.aliases.part(x)
     return (None,)
+
+
+def _is_own_data(recorder: Recorder, x: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether x is given what it has: ``module.to(device)`` does so to each parameter that is there already."""
+    look = recorder.capture.aliases.looked_at(value)
+    return value is x or (look is not None and look[1] is x and is_whole(look[0], value))
 
 
 def _into_out(call: _Call) -> _Answer:

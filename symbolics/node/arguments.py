@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from symbolics.errors import ExportError, Faq, FormatError, PythonopError
-from symbolics.node.classes import find, flag_of, look, own_name, tuple_fields, value_fields
+from symbolics.node.classes import find, flag_of, is_filled, look, name_to_call, own_name, tuple_fields, value_fields
 from symbolics.node.containers import ModulePlace, Partial, Slot, build, fields_of, is_dataclass, is_namedtuple, slots
 from symbolics.node.limits import MAX_BYTES, MAX_DEPTH, MAX_EQUAL_HASHES, MAX_INT_BITS, MAX_ITEMS
 from symbolics.node.names import qualified_name
@@ -369,7 +369,7 @@ _TABLE: list[tuple[str, Any, Any, Any]] = [
     ("$namedtuple", is_namedtuple, lambda v, e: [qualified_name(type(v)), [e(x) for x in v]], _read_namedtuple),
     ("$mapping", lambda v: isinstance(v, dict) and is_dataclass(v), _write_dataclass, functools.partial(_read_dataclass, mapping=True)),
     ("$dataclass", is_dataclass, _write_dataclass, _read_dataclass),
-    ("$callable", _is_callable, lambda v, _: qualified_name(v), _read_named("callable")),
+    ("$callable", _is_callable, lambda v, _: name_to_call(v), _read_named("callable")),
     ("$module", _exactly(ModulePlace), lambda v, _: v.index, lambda p, *_: ModulePlace(_read_index(p))),
     ("$object", lambda v: False, lambda v, _: None, _read_named("object")),  # written by encode(names=...)
 ]
@@ -424,7 +424,7 @@ def encode(value: Any, names: Callable[[Any], str | None] = lambda _: None) -> A
     def visit(item: Any, depth: int) -> Any:
         budget.spend(depth)
         name = None if _is_plain(item) else names(item)
-        if name is not None:
+        if name is not None and not (is_filled(item) and name == qualified_name(item)):
             return {"$object": name}
         if _is_plain(item):
             return item

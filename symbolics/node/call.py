@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from symbolics.node.arguments import encode, has_codec
+from symbolics.node.classes import is_filled
 from symbolics.node.containers import Slot, expand, slots
 
 __all__ = ["Autocast", "AutogradCall", "ModuleOrigin", "OperatorOrigin"]
@@ -139,6 +140,7 @@ def _text(call: AutogradCall) -> str:
     origin = [None if each is None else list(vars(each).values()) for each in (call.operator, call.module)]
     return json.dumps(
         encode(
-            [fields, sorted(call.autocast.dtypes.items()), call.autocast.cache, origin], lambda v: None if has_codec(v) else f"id {id(v)}"
+            [fields, sorted(call.autocast.dtypes.items()), call.autocast.cache, origin],
+            lambda v: None if has_codec(v) and not is_filled(v) else f"id {id(v)}",
         )
     )

@@ -7,23 +7,31 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import inspect
 import types
 from collections.abc import Mapping
 from typing import Any
 
+from symbolics.node.names import is_of_torch, qualified_name
+
 __all__ = [
+    "CONSTRUCTOR",
     "attributes_of",
     "find",
     "flag_of",
     "is_class",
+    "is_filled",
+    "is_method",
     "look",
+    "name_to_call",
     "names_in",
     "own_name",
     "place_of",
     "tuple_fields",
     "value_fields",
     "value_in",
+    "why_not_plain",
 ]
 
 _MRO = type.__dict__["__mro__"].__get__
@@ -35,6 +43,15 @@ _QUALNAME = type.__dict__["__qualname__"].__get__
 # Their attributes are read by C.
 _PLAIN_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _C_ATTRIBUTES = (types.GetSetDescriptorType, types.MemberDescriptorType)
+
+# Methods that are not called as they stand in the class.
+_METHODS = (classmethod, staticmethod, functools.partialmethod, functools.singledispatchmethod)
+
+# What runs where nobody calls it: when an object goes, is called, is copied, is given to torch.
+_RUNS = ("__call__", "__del__", "__torch_function__", "__torch_dispatch__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
+
+#: What stands behind the name of a class that a file may call: an entry of ``allow=`` for the class is none for that.
+CONSTRUCTOR = ".__init__"
 
 # What enum.Flag asks of a class when it makes a combination of its members.
 _FLAG_MACHINERY = "__getattribute__ __getattr__ __setattr__ __eq__ _iter_member_by_value_ _iter_member_by_def_ _numeric_repr_".split()
@@ -56,6 +73,45 @@ def look(cls: type, name: str, default: Any = None) -> Any:
         if name in _NAMES(base):
             return _NAMES(base)[name]
     return default
+
+
+def is_method(cls: type, name: str) -> bool:
+    """Whether a class has a method of that name, of whatever kind: what an object holds under it would be called in the method's place."""
+    kind = type(look(cls, name))
+    bound = look(kind, "__get__") is not None and look(kind, "__set__") is None
+    return bound and (issubclass(kind, _METHODS) or look(kind, "__call__") is not None)
+
+
+def why_not_plain(cls: Any) -> str:
+    """Why objects of a class cannot be made of their ``__dict__`` alone; "" where they can."""
+    if not is_class(cls):
+        return "it is no class"
+    for name in _RUNS:
+        if look(cls, name) is not look(object, name):
+            return f"its class has {name}"
+    if issubclass(cls, (type, BaseException)) or any(look(base, "__slots__") for base in cls.__mro__):
+        return "it keeps more than its __dict__"
+    try:
+        made = object.__new__(cls)
+    except TypeError:
+        return "it keeps more than its __dict__"
+    return "" if attributes_of(made) is not None else "it has no __dict__"
+
+
+def is_filled(cls: Any) -> bool:
+    """Whether files have objects of a class that are made without its constructor: a module's that is not torch's own, an enum's, a dataclass's,
+    or one's of plain data. Who lets a file name such a class does not mean that it may call it.
+    """
+    if not is_class(cls):
+        return False
+    if any(own_name(base) == ("torch.nn.modules.module", "Module") for base in _MRO(cls)):
+        return not is_of_torch(str(own_name(cls)[0]) + ":")
+    return issubclass(cls, enum.Enum) or value_fields(cls) is not None or not why_not_plain(cls)
+
+
+def name_to_call(obj: Any) -> str:
+    """The name of a function or class that a file may have called; of a class that files hold objects of, the name of its constructor."""
+    return qualified_name(obj) + (CONSTRUCTOR if is_filled(obj) else "")
 
 
 def attributes_of(obj: Any) -> dict[str, Any] | None:

@@ -9,15 +9,14 @@ import functools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any
 
 import torch
 
 from symbolics import torch_private as private
-from symbolics.errors import ExportError, FormatError, PythonopError, TrustError
+from symbolics.errors import ExportError, FormatError, PythonopError
 from symbolics.node.arguments import Resolver, decode, encode, has_codec
-from symbolics.node.classes import find, is_class, look, own_name
+from symbolics.node.classes import find, is_class, is_method, own_name
 from symbolics.node.containers import Slot, expand_leaves, slots
 from symbolics.node.held_modules import Held, attributes_of, is_said, with_slots
 from symbolics.node.limits import MAX_DEPTH, MAX_EXPANDED, MAX_ITEMS
@@ -141,7 +140,7 @@ def _check_kind(module: torch.nn.Module, path: str, title: str) -> None:
 
 def _hides(cls: type, key: str, value: Any) -> bool:
     """Whether an attribute would run, or be read, in the place of a method: so a file would choose what a layer of torch calls, and with what."""
-    return type(look(cls, key)) is FunctionType and (callable(value) or is_of_torch(qualified_name(cls)))
+    return is_method(cls, key) and (callable(value) or is_of_torch(qualified_name(cls)))
 
 
 def _attribute(cls: type, title: str, key: str, value: Any, names: Callable[[Any], str | None]) -> Any:
@@ -171,8 +170,6 @@ def _check_leaves(cls: type, place: str, key: str, value: Any, names: Callable[[
                 f"{place} is a tensor and no buffer, so that it is no input of the node.\n"
                 f"  way out: self.register_buffer({key!r}, tensor) in __init__"
             )
-        if _makes_modules(leaf):
-            raise ExportError(f"{place} is the class of modules {qualified_name(leaf)}, which no file may call.\n  {_WAY_OUT}")
         if isinstance(leaf, Slot) or names(leaf) is not None:
             continue
         if isinstance(leaf, torch.nn.Module):
@@ -307,16 +304,6 @@ def _functions_of_torch(resolver: Resolver) -> ModuleResolver:
             found = private.activation_of_torch(module, qualname)
             if found is not None and (module == "torch" or own_name(found) == (module, qualname)):
                 return found
-        found = resolver(kind, name)
-        if kind == "callable" and _makes_modules(found):
-            raise TrustError(
-                f"the file names the class {shown(name)} as a function: an entry of allow= for a class of modules is none for its constructor"
-            )
-        return found
+        return resolver(kind, name)
 
     return ModuleResolver(resolved, lambda name: resolver("plain", name))
-
-
-def _makes_modules(found: Any) -> bool:
-    """Whether something is a class of modules that is not torch's own: called, its constructor would run with what a file says."""
-    return is_class(found) and issubclass(found, torch.nn.Module) and not is_of_torch(qualified_name(found))

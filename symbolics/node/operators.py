@@ -15,6 +15,7 @@ __all__ = ["Operator", "is_foreign", "why_never"]
 #: Namespaces of torch's own: what stands there torch.onnx knows, or no model's gradient flows through it.
 _OWN = frozenset(
     "aten prims prim pythonop onnx onnx_symbolic _operator math higher_order profiler inductor export rngprims debugprims "
+    "inductor_prims debug_mode_ops _dtensor _native _test "
     "c10d c10d_functional _c10d_functional _c10d_functional_autograd fsdp symm_mem streams static_runtime cuda".split()
 )
 

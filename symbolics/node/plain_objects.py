@@ -5,23 +5,18 @@ Neither its constructor nor any other code of its class runs when a file is read
 
 from __future__ import annotations
 
-import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from symbolics.errors import ExportError
 from symbolics.node.arguments import Codec, Resolver, add_codec
-from symbolics.node.classes import attributes_of, is_class, look, value_fields
+from symbolics.node.classes import attributes_of, is_method, value_fields, why_not_plain
 from symbolics.node.containers import fill
 from symbolics.node.limits import MAX_DEPTH
 from symbolics.node.names import qualified_name
 
-__all__ = ["ModuleResolver", "PlainObject", "as_plain", "carries_more", "hidden_by", "made", "objects_in", "why_not_plain"]
-
-#: What runs where nobody calls it: when an object goes, is called, is copied, is given to torch.
-_RUNS = ("__call__", "__del__", "__torch_function__", "__torch_dispatch__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
-_FUNCTIONS = (types.FunctionType, classmethod, staticmethod)
+__all__ = ["ModuleResolver", "PlainObject", "as_plain", "carries_more", "hidden_by", "made", "objects_in"]
 
 
 class PlainObject:
@@ -60,25 +55,9 @@ def made(value: Any, met: Callable[[dict[str, Any]], None]) -> Any:
     return fill(value, leaf)
 
 
-def why_not_plain(cls: Any) -> str:
-    """Why objects of a class cannot be made of their ``__dict__`` alone; "" where they can."""
-    if not is_class(cls):
-        return "it is no class"
-    for name in _RUNS:
-        if look(cls, name) is not look(object, name):
-            return f"its class has {name}"
-    if issubclass(cls, (type, BaseException)) or any(look(base, "__slots__") for base in cls.__mro__):
-        return "it keeps more than its __dict__"
-    try:
-        made = object.__new__(cls)
-    except TypeError:
-        return "it keeps more than its __dict__"
-    return "" if attributes_of(made) is not None else "it has no __dict__"
-
-
 def hidden_by(cls: type, name: str) -> bool:
     """Whether an attribute of that name would be called in the place of a method, or is one of Python's own."""
-    return type(look(cls, name)) in _FUNCTIONS or (name.startswith("__") and name.endswith("__"))
+    return is_method(cls, name) or (name.startswith("__") and name.endswith("__"))
 
 
 def as_plain(value: Any, known: Callable[[Any], bool], depth: int = 0) -> Any:

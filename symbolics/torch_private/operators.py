@@ -21,6 +21,7 @@ __all__ = [
     "forget_kernels",
     "formula_of",
     "generated_formula",
+    "give_fake_kernel",
     "has_autograd_kernel",
     "has_fake_kernel",
     "is_composite",
@@ -32,6 +33,7 @@ __all__ = [
     "operator_name",
     "overload_of",
     "private_quantizers",
+    "quantizers_with_masks",
     "registered_at",
     "schema_of",
     "signatures_of",
@@ -222,6 +224,15 @@ def has_fake_kernel(op: Any) -> bool:
     return _has_kernel(op, "Meta")
 
 
+_fakes = torch.library.Library("aten", "IMPL")
+
+
+def give_fake_kernel(op: Any, fake: Callable[..., Any]) -> None:
+    """Give one of torch's own operators a kernel for fake tensors, in this process, where it has none: with an open size torch.export stops at it."""
+    if not has_fake_kernel(op):
+        _fakes.impl(op, fake, "Meta")
+
+
 def is_dispatched(op: Any) -> bool:
     """Whether an operator is the dispatcher's: TorchScript has some of its own (``aten::save``), which run nothing that could be traced."""
     return bool(torch._C._dispatch_has_kernel(op.name()))
@@ -266,6 +277,16 @@ def torchlib_operators() -> frozenset[str]:
             *(target.name() for target in own if isinstance(target, operator_classes()[0])),
             *(m.qualified_name for m in onnxscript_apis.get_torchlib_ops()),
         ]
+    )
+
+
+def quantizers_with_masks() -> tuple[Any, Any, Any]:
+    """What torch's fake quantization calls where a gradient may be asked for: by one scale, by one that is a tensor, by one a channel."""
+    aten = torch.ops.aten
+    return (
+        aten.fake_quantize_per_tensor_affine_cachemask.default,
+        aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default,
+        aten.fake_quantize_per_channel_affine_cachemask.default,
     )
 
 

@@ -198,7 +198,7 @@ def _load(case: _Case) -> None:
     case.results += [
         leaf.detach().contiguous().view(-1).view(torch.uint8).numpy() for leaf in leaves if leaf.numel() and leaf.dtype is not torch.bool
     ]
-    wanted = [leaf.sum() for leaf in leaves if leaf.requires_grad and leaf.is_floating_point()]
+    wanted = [leaf.double().sum() for leaf in leaves if leaf.requires_grad and leaf.is_floating_point()]
     if wanted:
         sum(wanted[1:], wanted[0]).backward()
     repr(module), module.state_dict()

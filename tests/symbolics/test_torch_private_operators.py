@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -152,6 +155,20 @@ def test_has_fake_kernel(operator):
     assert not private.has_fake_kernel(operator.default)
     torch.library.register_fake("private_names::double", torch.empty_like)
     assert private.has_fake_kernel(operator.default)
+
+
+def test_give_fake_kernel(operator):
+    private.give_fake_kernel(torch.ops.aten.sin.default, None)  # it has one
+    assert private.has_fake_kernel(torch.ops.aten.sin.default)
+    assert all(map(private.has_fake_kernel, private.quantizers_with_masks()))
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_quantizers_with_masks(place):
+    """Where torch brings fake kernels of its own, ours can go: symbolics/quirks/pytorch/fake_quantization.py."""
+    operator = private.quantizers_with_masks()[place]
+    code = f"import torch; print(torch._C._dispatch_has_kernel_for_dispatch_key({operator.name()!r}, 'Meta'))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"
 
 
 def test_is_composite(operator, composite):

@@ -166,3 +166,12 @@ for _formula, _functions in _FORMULAS:
         FAKE_QUANTIZATION[_function] = instead(_formula)
         for _overload in _function.overloads() if hasattr(_function, "overloads") else ():
             FAKE_QUANTIZATION[getattr(_function, _overload)] = FAKE_QUANTIZATION[_function]
+
+
+def _fake_kernel(self: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(self), torch.empty_like(self, dtype=torch.bool)
+
+
+# What becomes QuantizeLinear calls them. Where all sizes are known, torch runs them on zeros to know what they give; with an open size it stops there.
+for _operator in private.quantizers_with_masks():
+    private.give_fake_kernel(_operator, _fake_kernel)

@@ -39,11 +39,11 @@ class _Known:
 @contextlib.contextmanager
 def switches_known(model: torch.nn.Module) -> Iterator[None]:
     """Let an export see what the switches of fake quantisers are: a file is of the phase of training in which it is made."""
-    shadows: list[tuple[torch.nn.Module, str]] = []
+    shadows: list[tuple[torch.nn.Module, str, Any]] = []
 
     def shadow(module: torch.nn.Module, name: str, value: Any) -> None:
+        shadows.append((module, name, module.__dict__.get(name, shadows)))
         module.__dict__[name] = value  # found before the buffer, which stays among the buffers
-        shadows.append((module, name))
 
     try:
         for module in model.modules():
@@ -60,5 +60,7 @@ def switches_known(model: torch.nn.Module) -> Iterator[None]:
                 shadow(module, "forward", settled(module.forward, bool(numbers["fake_quant_enabled"])))
         yield
     finally:
-        for module, name in shadows:
-            module.__dict__.pop(name, None)
+        for module, name, before in reversed(shadows):
+            del module.__dict__[name]
+            if before is not shadows:
+                module.__dict__[name] = before

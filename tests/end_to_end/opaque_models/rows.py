@@ -24,6 +24,7 @@ class Row:
         module: What has to be importable.
         title: What the model is, for docs/opaque-models.md.
         opaque: What the export is given.
+        loose: What an iterative solver's own tolerance comes to, where it stops earlier or later for the last bit of what it is given.
     """
 
     make: Callable[[], tuple[nn.Module, tuple[Any, ...]]]
@@ -31,6 +32,7 @@ class Row:
     module: str
     title: str
     opaque: Any = "missing"
+    loose: float = 0.0
 
 
 MODELS: dict[str, Row] = {}

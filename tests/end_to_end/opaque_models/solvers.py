@@ -28,7 +28,7 @@ class ControlledEquation(nn.Module):
         return torchcde.cdeint(X=path, func=self.func, z0=z, t=path.interval, rtol=1e-6, atol=1e-8)
 
 
-@row("torchcde", "a neural controlled differential equation, adaptive, by its adjoint", opaque=["ControlledEquation"])
+@row("torchcde", "a neural controlled differential equation, adaptive, by its adjoint", opaque=["ControlledEquation"], loose=2e-3)
 def torchcde_cdeint():
     return Net(
         lambda net, x: net.last(net.cde(x, net.first(x[:, 0]))[:, -1]),
@@ -165,7 +165,7 @@ class Box(nn.Module):
         return layer(problem, parameters=[p], variables=[y])(x)[0]
 
 
-@row("cvxpylayers", "a projection onto the simplex as a convex program", opaque=["Box"])
+@row("cvxpylayers", "a projection onto the simplex as a convex program", opaque=["Box"], loose=1e-8)
 def cvxpylayers_simplex():
     return Net(lambda net, x: net.box(net.first(x)), first=nn.Linear(5, 3), box=Box()).double(), (torch.randn(2, 5).double(),)
 

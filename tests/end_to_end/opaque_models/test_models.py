@@ -47,7 +47,7 @@ def test_as_eager_in_a_fresh_process(name: str, dynamo: bool) -> None:
     program = exporter.export(copy.deepcopy(model), args, dynamo=dynamo, opaque=row.opaque)
     assert program.opaque or row.opaque == "missing"
     report = exporter.verify(model, args, dynamo=dynamo, opaque=row.opaque, steps=1)
-    assert report.ok, str(report)
+    assert report.ok or max(each.error for each in report.rows) <= row.loose, str(report)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 import json
 import os
@@ -50,6 +51,7 @@ class Command:
         target: Whether its first argument is a TARGET.
         output: The name of what it writes.
         needs: A package that it cannot do without.
+        model: The target of `cli_targets` whose file ``IN`` is.
         no_fault: Those of `KINDS` that it does not look at: data of another folder, where it reads no data.
     """
 
@@ -60,6 +62,7 @@ class Command:
     target: bool = False
     output: str = "out.onnx"
     needs: str = ""
+    model: str = "pair"
     no_fault: tuple[str, ...] = ()
 
     @property
@@ -81,6 +84,7 @@ COMMANDS = {
     "verify": Command(f"{TARGET} --html OUT", "max_error", ("--timeout", "soon"), ("'soon' is not a valid float",), target=True),
     "gradient": Command("IN -o OUT", "unreached", ("--wrt", "nobody"), ("'nobody'", "near it")),
     "tangent": Command("IN -o OUT", "unreached", ("--of", "nobody"), ("'nobody'", "near it: ['add_26']")),
+    "quantize": Command("IN -o OUT", "products", model="rounded"),
     "run": Command(f"IN -o OUT --allow {ALLOW}", "outputs", ("--times", "0"), ("0 is not in the range x>=1",)),
     "profile": Command(
         f"IN --html OUT --times 1 --allow {ALLOW}", "operators", ("--top", "0"), ("0 is not in the range x>=1",), output="out.html",
@@ -329,19 +333,20 @@ ROWS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def model() -> bytes:
+@functools.cache
+def model(target: str) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
-        exporter.export(*cli_targets.pair(), dynamic_shapes=({0: "batch"},)).save(Path(folder, "model.onnx"))
+        exporter.export(*getattr(cli_targets, target)(), dynamic_shapes=({0: "batch"},)).save(Path(folder, "model.onnx"))
         return Path(folder, "model.onnx").read_bytes()
 
 
 @pytest.fixture
-def folder(model, monkeypatch):
+def folder(request, monkeypatch):
     """Where anybody may go, which pytest's own folders are not."""
+    command = COMMANDS.get(getattr(request.node, "callspec", None) and request.node.callspec.params.get("name"))
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o755)
-        Path(name, "in.onnx").write_bytes(model)
+        Path(name, "in.onnx").write_bytes(model(command.model if command else "pair"))
         monkeypatch.chdir(name)
         yield Path(name)
         os.chdir("/")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import onnx
 import pytest
 import torch
 from click.testing import CliRunner
@@ -24,6 +25,11 @@ class Double(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):
         return g * 2
+
+
+class Doubled(nn.Module):
+    def forward(self, x):
+        return Double.apply(x)
 
 
 class Branch(nn.Module):
@@ -74,6 +80,26 @@ def test_what_a_file_needs(program, tmp_path):
     text = doctor(tmp_path / "model.onnx").stdout
     assert "3 of its" in text
     assert "onnx.reference alone" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("text", ["[" * 5000 + "]" * 5000, '{"$callable": ["x"]}', "9" * 10_000], ids=["deep", "no name", "a number"])
+@pytest.mark.parametrize("place", ["call", "outputs"])
+def test_a_damaged_file_is_an_error_and_no_traceback(program, text, place, tmp_path):
+    proto = onnx.ModelProto.FromString(program.model_proto.SerializeToString())
+    if place == "call":
+        node = next(node for node in proto.graph.node if node.op_type == "PythonOp")
+        next(attribute for attribute in node.attribute if attribute.name == "call").s = text.encode()
+    else:
+        onnx.helper.set_model_props(proto, {"pythonop.outputs": text})
+    onnx.save(proto, tmp_path / "model.onnx")
+    done = doctor(tmp_path / "model.onnx")
+    assert done.exit_code == 2 and "the file is damaged" in " ".join(done.output.split()), done.output
+
+
+def test_a_file_with_tangents(tmp_path):
+    program = exporter.export(nn.Sequential(nn.Linear(4, 4), Doubled()), (torch.randn(4, 4),), dynamo=False)
+    save_model(exporter.build_tangent_graph(program), tmp_path / "tangent.onnx")
+    assert json.loads(doctor(tmp_path / "tangent.onnx", "--json").stdout)["allow"] == [f"{HERE}:Double"]
 
 
 def test_a_file_with_gradients(program, tmp_path):

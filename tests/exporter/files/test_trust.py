@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from torch import nn
 
 from exporter.files import trust
 from exporter.files.trust import Gate, name_of, register, registered, unregister
@@ -90,6 +91,20 @@ class CalledColor(enum.Enum):
     RED = 1
 
     def __call__(self):
+        raise AssertionError("a file has called it")
+
+
+class Block(nn.Module):
+    pass
+
+
+class DeletedBlock(nn.Module):
+    def __del__(self):
+        pass
+
+
+class Plain:
+    def __init__(self, path):
         raise AssertionError("a file has called it")
 
 
@@ -201,6 +216,7 @@ def test_refused(kind, name, why):
         ("dataclass", f"{HERE}:Deleted", f"{HERE}:*", "its __del__ would run"),
         ("namedtuple", f"{HERE}:CalledPair", f"{HERE}:*", "its __call__ would run"),
         ("enum", f"{HERE}:CalledColor", f"{HERE}:*", "its __call__ would run"),
+        ("module", f"{HERE}:DeletedBlock", f"{HERE}:*", "its __del__ would run"),
         # Modules that no pattern means.
         ("enum", "http:HTTPStatus", ["http:*", "http", "http*"], "standard library"),
         (
@@ -228,11 +244,38 @@ def test_what_needs_an_entry_of_its_own(kind, name, allow, why):
         ("dataclass", "Called", Called),
         ("namedtuple", "CalledPair", CalledPair),
         ("enum", "CalledColor", CalledColor),
+        ("module", "DeletedBlock", DeletedBlock),
+        ("plain", "Plain", Plain),
+        ("callable", "Pair", Pair),
+        ("callable", "Twice", Twice),
     ],
 )
 def test_an_entry_of_its_own(kind, qualname, expected):
     for entry in (f"{HERE}:{qualname}", f"{HERE}.{qualname}", expected):
         assert Gate([entry])(kind, f"{HERE}:{qualname}") is expected
+
+
+@pytest.mark.parametrize("cls", [Block, Color, Config, Plain])
+def test_an_entry_for_a_class_is_none_for_its_constructor(cls):
+    """The honest file has an object of the class; another one would have it made, by a hook or a layer that calls what it is given."""
+    name = f"{HERE}:{cls.__qualname__}"
+    for allow in (name, cls, f"{HERE}.{cls.__qualname__}"):
+        with pytest.raises(TrustError, match="is none for its constructor") as caught:
+            Gate([allow])("callable", name)
+        assert len(str(caught.value).splitlines()) <= 6
+        with pytest.raises(TrustError, match=r"pass allow=\['.*\.__init__'\] if you trust its constructor"):
+            Gate([allow, f"{HERE}:*"])("callable", f"{name}.__init__")
+    assert Gate([f"{name}.__init__"])("callable", f"{name}.__init__") is cls
+    with pytest.raises(TrustError, match="which is not allowed"):
+        Gate([f"{name}.__init__"])("plain", name)
+    with pytest.raises(TrustError, match="as a class, which it is not"):
+        Gate([f"{HERE}:helper.__init__"])("callable", f"{HERE}:helper.__init__")
+    register(cls)
+    for kind in ("callable", "object"):
+        with pytest.raises(TrustError, match="is none for its constructor"):
+            Gate()(kind, name)
+    register(cls, "by name")
+    assert Gate()("object", "by name") is cls
 
 
 def test_a_pattern_of_all_of_torch_is_said_once(monkeypatch):

@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
+from torch import nn
 
 import exporter
 from exporter.gradient_graph.build import build_gradient_graph
@@ -116,3 +117,31 @@ class Branches(torch.nn.Module):
 def test_gradients_flow_through_a_branch_and_stop_where_eager_stops_them(sign):
     training = gradients_equal(Branches(), True, sign * torch.rand(5, 4))
     assert [n.op_type for n in training.graph].count("If") >= 3
+
+
+class Detaches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.linear(x).sin().detach() * self.linear(x)
+
+
+class Graph(torch.fx.GraphModule):
+    """A graph with a method of its own."""
+
+    def named(self):
+        return "mine"
+
+
+@pytest.mark.parametrize("kind", [torch.fx.GraphModule, Graph])
+def test_a_graph_of_fx_stops_gradients_where_the_model_does(kind, dynamo):
+    """torch.export runs such a graph node by node, and never calls its forward."""
+    model, x = kind(module := Detaches(), torch.fx.symbolic_trace(module).graph), torch.randn(2, 3)
+    loaded = exporter.load(exporter.export(model, (x,), dynamo=dynamo))
+    assert isinstance(model, kind)
+    for side in (model, loaded):
+        side(x).sum().backward()
+    for one, two in zip(model.parameters(), loaded.parameters(), strict=True):
+        torch.testing.assert_close(two.grad, one.grad)

@@ -447,6 +447,10 @@ TAMPERED = {
         TrustError,
     ),
     "a constructor among the attributes": (_set("attributes", "activation", {"$callable": "tests.zoo.modules:Repeats"}), TrustError),
+    "a constructor that is allowed as an object's": (
+        _set("attributes", "activation", {"$callable": "tests.zoo.modules:Setting"}),
+        TrustError,
+    ),
     "a module inside itself": (_set("modules", "inner", ""), FormatError),
     "a few modules that stand for very many": (_set("modules", "inner", _nested(30)), FormatError),
     "an object that is no module": (lambda tree, call: call["module"].update(tree={"object": "tests.a_dict"}), TrustError),
@@ -473,7 +477,7 @@ def test_a_tampered_file_is_refused_before_anything_runs(proto, case, monkeypatc
     exporter.register({}, "tests.a_dict")
     try:
         with pytest.raises(error):
-            exporter.inference_session(tampered(proto, change), allow=[*ALLOW, "tests.zoo.modules:Repeats"])
+            exporter.inference_session(tampered(proto, change), allow=[*ALLOW, "tests.zoo.modules:Repeats", "tests.zoo.modules:Setting"])
     finally:
         unregister("tests.a_dict")
     assert not ran

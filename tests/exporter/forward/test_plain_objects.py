@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
+import re
 
 import pytest
 import torch
@@ -45,11 +47,35 @@ class Config:
     def method(self):
         return 1
 
+    @staticmethod
+    def of_the_class():
+        return 1
+
+    @functools.lru_cache  # noqa: B019
+    def kept(self):
+        return 1
+
+    bound = functools.partialmethod(method)
+
 
 class Configured(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.linear, self.config, self.many = nn.Linear(4, 4), config, [{"a": config}]
+
+    @classmethod
+    def by_class(cls, x):
+        return x
+
+    @staticmethod
+    def plainly(x):
+        return x
+
+    @functools.lru_cache  # noqa: B019
+    def kept(self, x):
+        return x
+
+    bound = functools.partialmethod(plainly)
 
     def forward(self, x):
         return self.linear(x).to(self.config.kind) ** self.config.power * self.many[0]["a"].sizes[1]
@@ -178,9 +204,10 @@ def _with(config, **attributes):
     [
         ({"t": torch.ones(2)}, r"the attribute 't' of a .*Config is a tensor"),
         ({"method": abs}, r"the attribute 'method' of a .*Config stands in the place of a method"),
+        ({"of_the_class": abs}, r"the attribute 'of_the_class' of a .*Config stands in the place of a method"),
         ({"m": nn.Linear(1, 1)}, r"the attribute 'm' of a .*Config holds a module"),
     ],
-    ids=["a tensor", "a method", "a module"],
+    ids=["a tensor", "a method", "a method of the class", "a module"],
 )
 def test_what_it_may_not_hold(attributes, match):
     with pytest.raises(ExportError, match=match):
@@ -208,6 +235,14 @@ def _name(name):
     return lambda plain, call: plain.__setitem__(0, name)
 
 
+def _holds(name):
+    return lambda plain, call: plain[1].update({name: {"$callable": "torch.nn.functional:relu"}})
+
+
+def _stands_for(name):
+    return lambda plain, call: call["module"]["tree"]["attributes"].update({name: {"$callable": "torch.nn.functional:relu"}})
+
+
 TAMPERED = {
     "another class": _name("tests.zoo.modules:Setting"),
     "a class that runs programs": _name("subprocess:Popen"),
@@ -219,6 +254,9 @@ TAMPERED = {
     "a list": _name(f"{HERE}Listed"),
     "a number": _name(3),
     "a method": lambda plain, call: plain[1].update(method=1),
+    **{f"{name}, a method of another kind": _holds(name) for name in ("of_the_class", "kept", "bound")},
+    **{f"{name}, a method of the module": _stands_for(name) for name in ("by_class", "plainly", "kept", "bound")},
+    "a constructor": lambda plain, call: call["module"]["tree"]["attributes"].update(config={"$callable": f"{HERE}Config"}),
     "a name of Python's": lambda plain, call: plain[1].update(__class__=1),
     "a function": lambda plain, call: plain[1].update(kind={"$callable": "os:system"}),
     "no dict": lambda plain, call: plain.__setitem__(1, [1]),
@@ -243,3 +281,26 @@ def test_a_tampered_file_is_refused_before_anything_runs(proto, case, monkeypatc
     with pytest.raises(PythonopError):
         exporter.inference_session(_tampered(proto, TAMPERED[case]), allow=[*every, "tests.zoo.modules:*"])
     assert not ran
+
+
+class Makes(nn.Module):
+    """It holds a class, and calls it."""
+
+    def __init__(self):
+        super().__init__()
+        self.kind = Inner
+
+    def forward(self, x):
+        return x ** self.kind(2).power if x.sum() > -1e9 else x
+
+
+def test_a_class_that_is_called_has_an_entry_of_its_own(dynamo, tmp_path):
+    x = torch.tensor([1.0, 3.0])
+    model = nn.Sequential(Makes())
+    exporter.export(model, (x,), dynamo=dynamo, opaque=[Makes]).save(tmp_path / "model.onnx")
+    entry, module = f"{HERE}Inner.__init__", f"{HERE}Makes"
+    for allow in ([module], [module, f"{HERE}*"], [module, f"{HERE}Inner"], [module, Inner]):
+        with pytest.raises(TrustError, match=re.escape(f"pass allow=['{entry}'] if you trust its constructor")):
+            exporter.load(tmp_path / "model.onnx", allow=allow)(x)
+    assert exporter.load(tmp_path / "model.onnx", allow=[module, entry])(x).tolist() == [1.0, 9.0]
+    assert exporter.verify(model, (x,), dynamo=dynamo, opaque=[Makes]).ok

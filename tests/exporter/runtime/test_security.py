@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -161,6 +162,18 @@ def test_a_pattern_of_all_of_torch_lets_a_file_call_nothing_but_functions(make, 
         said = refused(make, model, TrustError, "which no pattern allows|not allowed by", allow=["torch.*", "torch:*"])
     assert needs in said
     assert "called by" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("make", ENGINES)
+@pytest.mark.parametrize("cls", ["Repeats", "Setting"])
+def test_a_hook_is_no_constructor_of_what_the_caller_allows(make, cls):
+    """What an opaque module's file needs an entry for, a hook would have been free to make, with arguments of the file's choice."""
+    importlib.import_module("tests.zoo.modules")  # an entry for a class allows the import of its module
+    model = tampered(
+        with_arguments({"$callable": f"tests.zoo.modules:{cls}"}, {"$tuple": ["/tmp/x"]}),
+        name="symbolics.capture.gradient_hooks:GradientHook",
+    )
+    refused(make, model, TrustError, "none for its constructor", allow=["tests.zoo.modules:*", f"tests.zoo.modules:{cls}"])
 
 
 @pytest.mark.parametrize("make", ENGINES)

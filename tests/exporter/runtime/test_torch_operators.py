@@ -13,6 +13,7 @@ import exporter
 from symbolics import torch_private as private
 from symbolics.errors import ArgumentError, PythonopError, TrustError
 from symbolics.node.operators import why_never
+from tests.processes import python
 
 
 class Net(torch.nn.Module):
@@ -62,6 +63,7 @@ TENSOR = {"$tensor": 0}
         ("inductor::_reinterpret_tensor.default", {"args": [TENSOR, [99], [1], 0]}),
         ("debugprims::load_tensor.default", {"args": ["FILE", [1], [1]]}),
         ("c10d::barrier.default", {"args": [TENSOR]}),
+        ("_dtensor::shard_dim_alltoall.default", {"args": [TENSOR, 0, 0, "GROUP"]}),
         ("aten::special_i0.default", {"args": ["FILE"]}),
         ("aten::special_i0.default", {"args": [TENSOR, 1]}),
         ("aten::special_i0.default", {"args": [TENSOR], "kwargs": {"out": TENSOR}}),
@@ -77,6 +79,20 @@ def test_what_is_put_in(proto, name, changes, tmp_path, capfd):
     with pytest.raises(PythonopError):
         exporter.inference_session(edited(proto, name, **text), allow=allow)
     assert not path.exists() and not capfd.readouterr().out
+
+
+#: What torch registers beside its own business, and a file may name as it may a library's: kernels for a kind of processor or of number.
+LIBRARIES = set("quantized _quantized quantization mkl mkldnn mkldnn_prepacked onednn sparse xnnpack prepacked".split())
+
+
+def test_namespaces_of_torch_are_its_own_business():
+    code = (
+        "import exporter, torch; from symbolics.node.operators import _OWN; exporter.export\n"
+        "print(*{name.partition('::')[0] for name in torch._C._dispatch_get_all_op_names()} - _OWN)"
+    )
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split()) <= LIBRARIES
 
 
 #: The arguments of text of the operators that a file may name. A new one is looked at: does it name a file, a command, a device?

@@ -176,3 +176,30 @@ def test_a_parameter_that_was_set_is_one():
     model, x = SetOnce(False).train(), torch.randn(6, 4)
     model(x)
     torch.testing.assert_close(exporter.load(exporter.export(model, (x,), dynamo=False))(2 * x), model(2 * x))
+
+
+class Moved(nn.Linear):
+    """A parameter is given what it has, after it was read: as experts do that are moved to where they are already."""
+
+    def __init__(self, how):
+        super().__init__(4, 4)
+        self.how = how
+
+    def forward(self, x):
+        y = super().forward(x)
+        if self.how == "module.to":
+            self.to("cpu")
+        else:
+            self.weight.data = self.weight.detach() if self.how == "detach" else self.weight.data.view(4, 4)
+        return super().forward(y)
+
+
+@pytest.mark.parametrize("how", ["module.to", "data", "detach"])
+def test_a_parameter_that_is_given_what_it_has_is_not_changed(how, dynamo):
+    model, x = Moved(how), torch.randn(2, 4)
+    module = exporter.load(exporter.export(model, (x,), dynamo=dynamo))
+    for side in (model, module):
+        side(x).sin().sum().backward()
+    for (name, one), (_, two) in zip(model.named_parameters(), module.named_parameters(), strict=True):
+        torch.testing.assert_close(two.grad, one.grad, msg=name)
+        assert torch.equal(one, two)

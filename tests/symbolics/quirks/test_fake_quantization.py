@@ -197,3 +197,11 @@ def test_a_graph_module_is_captured_as_any_module(dynamo):
     assert isinstance(model, torch.fx.GraphModule)
     assert_as_eager(model.train(), X, dynamo=dynamo)
     assert isinstance(model, torch.fx.GraphModule) and model.code
+
+
+@pytest.mark.parametrize("name", ["8 bits", "tensors", "channels, 8 bits"])
+def test_an_open_axis(dynamo, name):
+    model = Net(CALLS[name]).eval()
+    program = exporter.export(model, (X,), dynamo=dynamo, dynamic_shapes=({0: "batch"},))
+    x = X[:5] + 0.003
+    torch.testing.assert_close(exporter.load(program)(x), model(x))

@@ -1,0 +1,95 @@
+"""pythonop quantize."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+import exporter
+from exporter.commands.run import dims_option, inputs_option, read_arrays, sizes_of
+from exporter.commands.run_file import feeds_of
+from exporter.commands.shared import (
+    Failure,
+    check_option,
+    checked,
+    external_data_option,
+    json_option,
+    loudness,
+    one_message,
+    reported,
+    status,
+    tell,
+)
+from exporter.files.program import save_model
+from exporter.files.read import open_model
+from exporter.files.save import writable
+from exporter.files.tensors import data_files
+from symbolics.text import clean
+
+__all__ = ["quantize"]
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The file in integers to write.")
+@click.option(
+    "--compare",
+    "runs",
+    default=0,
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Run both models on N inputs, and say which levels differ.",
+)
+@inputs_option
+@dims_option
+@external_data_option
+@check_option
+@json_option
+@loudness
+@click.pass_context
+def quantize(
+    context: click.Context,
+    file: Path,
+    output: Path,
+    runs: int,
+    inputs: Path | None,
+    dims: tuple[str, ...],
+    external_data: bool,
+    check: bool,
+    as_json: bool,
+) -> None:
+    """Write a fake-quantised ONNX FILE in integers, in the forms that onnxruntime's CPU runs in integer kernels.
+
+    Say of each convolution and matrix product which kernel runs it, or why it stays in float. Quantisers are found by what they compute; those in
+    Functions of one's own are seen where the file was exported with --portable.
+    """
+    writable(output, Failure, keep=[file])
+    with reported(context):
+        with status(f"looking for quantisers in {file}", as_json):
+            model = open_model(file)
+            writable(output, Failure, keep=data_files(model))
+            quantized = exporter.quantize(model)
+        arrays = read_arrays(inputs) if inputs is not None else {}
+        compared = None
+        if runs:
+            with status("comparing", as_json), one_message(context, "the run"):
+                proto = quantized.model_proto
+                compared = quantized.compare(*(feeds_of(proto, arrays, sizes_of(dims), seed) for seed in range(runs)))
+        unchecked = checked([(quantized.model, output)], check, as_json)
+        with status(f"writing {output}", as_json):
+            save_model(quantized.model, output, external_data=external_data or None, check=False)
+        size, before = output.stat().st_size, file.stat().st_size
+        facts = {
+            "file": str(output),
+            "bytes": size,
+            "bytes_before": before,
+            "products": [asdict(each) for each in quantized.products],
+            "activations": [asdict(each) for each in quantized.activations],
+            "left": quantized.left,
+            "compared": compared and asdict(compared),
+            "unchecked": unchecked,
+        }
+        lines = [f"wrote {clean(str(output))} ({size:,} bytes; before {before:,})", *str(quantized).splitlines()]
+        tell(facts, (*lines, *(str(compared).splitlines() if compared else ()), *unchecked), as_json)

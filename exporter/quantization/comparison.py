@@ -1,0 +1,102 @@
+"""A model in integers beside the same model in rounded floats: levels that differ, by quantiser, and what becomes of the outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+
+from symbolics.errors import ArgumentError
+from symbolics.text import clean
+
+__all__ = ["Comparison", "compare"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was compared on some inputs.
+
+    Attributes:
+        levels: Quantiser -> the share of its levels that are not the fake-quantised model's.
+        steps: Quantiser -> by how many steps a level differs at most.
+        outputs: Output -> the largest difference.
+        classes: Output of two axes -> the share of rows whose largest element is another one.
+        runs: How many inputs.
+    """
+
+    levels: dict[str, float]
+    steps: dict[str, float]
+    outputs: dict[str, float]
+    classes: dict[str, float]
+    runs: int
+
+    def __str__(self) -> str:
+        """A line for each quantiser and each output."""
+        return "\n".join(
+            [f"{self.runs} inputs, beside the model in rounded floats"]
+            + [f"  levels of {clean(name)}: {share:.4%} differ, by {self.steps[name]:.0f} at most" for name, share in self.levels.items()]
+            + [
+                f"  output {clean(name)}: {gap:.1e} at most"
+                + (f", another class in {self.classes[name]:.2%}" if name in self.classes else "")
+                for name, gap in self.outputs.items()
+            ]
+        )
+
+
+def compare(rounded: ir.Model, integers: ir.Model, scales: Mapping[str, float], inputs: Sequence[Mapping[str, Any]]) -> Comparison:
+    """Run both models on inputs, on onnxruntime's CPU.
+
+    Args:
+        rounded: The model in rounded floats, its functions inlined.
+        integers: The model in integers.
+        scales: Value of a quantiser in ``rounded`` -> its step. In ``integers`` it is called ``<name>/quantized``, unless it is an output.
+        inputs: The arrays of each run, by input.
+
+    Raises:
+        ArgumentError: There are no inputs.
+    """
+    if not inputs:
+        raise ArgumentError("there is nothing to compare on: give at least one dictionary of arrays, by input")
+    outputs = [str(value.name) for value in rounded.graph.outputs]
+    held = {str(value.name) for node in integers.graph for value in node.outputs}
+    names = {name: f"{name}/quantized" for name in scales if name not in outputs and f"{name}/quantized" in held}
+    one, two = _session(rounded, names), _session(integers, names.values())
+    off, total, steps = dict.fromkeys(names, 0), dict.fromkeys(names, 0), dict.fromkeys(names, 0.0)
+    gaps, rows, moved = dict.fromkeys(outputs, 0.0), dict.fromkeys(outputs, 0), dict.fromkeys(outputs, 0)
+    for feeds in inputs:
+        wanted = dict(zip([*outputs, *names], one.run([*outputs, *names], feeds), strict=True))
+        found = dict(zip([*outputs, *names], two.run([*outputs, *names.values()], feeds), strict=True))
+        for name in names:
+            apart = np.abs(wanted[name] - found[name]) / scales[name]
+            off[name] += int((apart > 0.5).sum())
+            total[name] += apart.size
+            steps[name] = max(steps[name], float(np.rint(apart.max(initial=0.0))))
+        for name in outputs:
+            gaps[name] = max(gaps[name], float(np.abs(wanted[name].astype(np.float64) - found[name]).max(initial=0.0)))
+            if wanted[name].ndim == 2 and wanted[name].size:
+                choices = wanted[name].argmax(-1)
+                rows[name] += choices.size
+                moved[name] += int((choices != found[name].argmax(-1)).sum())
+    return Comparison(
+        {name: off[name] / max(total[name], 1) for name in names},
+        steps,
+        gaps,
+        {name: moved[name] / rows[name] for name in outputs if rows[name]},
+        len(inputs),
+    )
+
+
+def _session(model: ir.Model, more: Any) -> onnxruntime.InferenceSession:
+    """A session of a model that gives more of its values."""
+    copy = model.clone()
+    values = {value.name: value for node in copy.graph for value in node.outputs}
+    copy.graph.outputs.extend(values[name] for name in more)
+    for value in copy.graph.outputs:
+        value.type = value.type or ir.TensorType(ir.DataType.FLOAT)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 4, 1
+    return onnxruntime.InferenceSession(ir.to_proto(copy).SerializeToString(), options, providers=["CPUExecutionProvider"])
