@@ -201,6 +201,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
     from symbolics.quirks.torchlib.broadcast_copies import copy
     from symbolics.quirks.torchlib.clamps import clamp, clamp_max, clamp_min, clamp_tensor
     from symbolics.quirks.torchlib.cross_entropy import cross_entropy
+    from symbolics.quirks.torchlib.extrema import amax, amin
     from symbolics.quirks.torchlib.floor_divide import floor_divide
     from symbolics.quirks.torchlib.ranges import arange_start
     from symbolics.quirks.torchlib.squeezes import squeeze
@@ -213,6 +214,8 @@ def translations() -> dict[Any, Callable[..., Any]]:
         aten.cross_entropy_loss.default: cross_entropy,
         aten.copy.default: copy,
         aten.floor_divide.default: floor_divide,
+        aten.amax.default: amax,
+        aten.amin.default: amin,
         aten.arange.start: arange_start,
         aten.clamp.Tensor: clamp_tensor,
         aten.clamp.default: clamp,

@@ -26,7 +26,7 @@ QUICK = (
 )  # fmt: skip
 REFUSED = {name for name, case in MODELS.items() if not case.integers}
 #: Of these no export is made by dynamo, and the error says so.
-NOT_BY_DYNAMO = {"open batch": "sqrt", "mlp, activations dynamic": "amax"}
+NOT_BY_DYNAMO = {"open batch": "sqrt"}
 
 
 def session(path, level=None):
@@ -98,8 +98,6 @@ def test_more_models(name, dynamo, tmp_path):
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_a_reason(name, dynamo):
     """What no integer kernel knows is named: the rounding, and why."""
-    if dynamo and name in NOT_BY_DYNAMO:
-        pytest.skip("torch.onnx.export(dynamo=True) does not make it: test_what_dynamo_does_not_make")
     model, args = trained(MODELS[name])
     with pytest.raises(exporter.ExportError, match=MODELS[name].says) as caught:
         exporter.quantize(exporter.export(model, args, dynamo=dynamo, portable=True))

@@ -120,6 +120,20 @@ def broadcast_copies():
     return "Expand" not in {node.op_type for node in model.graph}
 
 
+def extrema():
+    return fails(lambda x: x.amax(), torch.ones(2, 3))
+
+
+def switches():
+    import torch.ao.quantization as ao
+
+    try:
+        torch.export.export(ao.FakeQuantize().eval(), (torch.randn(4, 3),), strict=False)
+    except Exception:
+        return True
+    return False
+
+
 def squeezes():
     return "Squeeze" in op_types(translated(lambda x: x.squeeze(1), torch.ones(2, 3)))
 

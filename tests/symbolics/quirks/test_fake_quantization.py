@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.ao.quantization as ao
 from torch import nn
 
 import exporter
@@ -159,6 +160,43 @@ def test_a_function_behind_a_quantiser_is_reached_by_gradients(dynamo, name):
     program = exporter.export(model, (X,), dynamo=dynamo)
     assert {"PythonOp", "QuantizeLinear"} <= {node.op_type for node in program.model.graph}
     assert_as_eager(model, X + 0.003, dynamo=dynamo, tolerance=1e-4)
+
+
+class Twice(nn.Module):
+    """A quantiser under two names, as torch.ao's FX mode has them behind a Concat or a pool."""
+
+    def __init__(self, quantizer):
+        super().__init__()
+        self.w, self.one, self.other = nn.Parameter(torch.tensor([1.0, 0.5, 2.0])), quantizer, quantizer
+
+    def forward(self, x):
+        return self.other(self.one(x * self.w) * 0.7)
+
+
+@pytest.mark.parametrize("make", [lambda: ao.FakeQuantize(), lambda: ao.default_fused_act_fake_quant()], ids=["switches", "fused"])
+@pytest.mark.parametrize("on", [True, False])
+def test_switches_are_known(make, on, dynamo):
+    """Of FakeQuantize, and of what no longer observes: nothing of it changes any more."""
+    quantizer = make()
+    model = Twice(quantizer)
+    for _ in range(3):
+        model(X)
+    quantizer.apply(ao.disable_observer)
+    quantizer.apply(ao.enable_fake_quant if on else ao.disable_fake_quant)
+    model(X)
+    program = exporter.export(model, (X,), dynamo=dynamo)
+    assert len(program.model.graph.outputs) == 1
+    assert_as_eager(model, X, dynamo=dynamo, tolerance=1e-6)
+    assert "fake_quant_enabled" not in quantizer.__dict__ and "forward" not in quantizer.__dict__
+    assert {"one.scale", "one.fake_quant_enabled"} <= exporter.load(program).state_dict().keys()
+
+
+def test_a_graph_module_is_captured_as_any_module(dynamo):
+    """torch.export would run it node by node, past all that an export looks at."""
+    model = torch.fx.symbolic_trace(Net(CALLS["4 bits"]))
+    assert isinstance(model, torch.fx.GraphModule)
+    assert_as_eager(model.train(), X, dynamo=dynamo)
+    assert isinstance(model, torch.fx.GraphModule) and model.code
 
 
 @pytest.mark.parametrize("name", ["8 bits", "tensors", "channels, 8 bits"])
