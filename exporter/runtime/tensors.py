@@ -78,6 +78,10 @@ def to_array(value: Any) -> np.ndarray:
     return value.numpy().copy()
 
 
+#: Where a tensor without elements lies, for who wants an address.
+_SOMEWHERE = torch.zeros(1)
+
+
 class TensorPool:
     """New tensors on the CPU, the large ones in memory that earlier ones have left: a system may take seconds for a gigabyte."""
 
@@ -182,7 +186,7 @@ class Runner:
         for name, value in zip(self.inputs, values, strict=True):
             if isinstance(value, torch.Tensor):
                 device = (value.device.type, value.device.index or 0)
-                binding.bind_input(name, *device, _ELEMENT_TYPES[value.dtype], list(value.shape), value.data_ptr())
+                binding.bind_input(name, *device, _ELEMENT_TYPES[value.dtype], list(value.shape), value.data_ptr() or _SOMEWHERE.data_ptr())
             else:
                 binding.bind_ortvalue_input(name, OrtValue(value))
         for name in self.names:
@@ -268,13 +272,27 @@ class _Vectors:
         for value in values:
             if isinstance(value, torch.Tensor):
                 # What a vector takes is not complex, so it is no conjugate either.
-                push(given, value if value.is_contiguous() and not value.is_neg() else _settled(value))
+                if value.numel() or (nothing := _of_nothing(value)) is None:
+                    push(given, value if value.is_contiguous() and not value.is_neg() else _settled(value))
+                else:
+                    given.push_back(nothing)
             else:
                 given.push_back(value)
         for place in room:
             push(found, place)
         handles = self._run(self._method, self._options, self.inputs, given, self.outputs, found, self._devices)
         return found, handles  # one by one from here on: iterating costs 20 us, pybind makes a class for it
+
+
+def _of_nothing(value: torch.Tensor) -> Any:
+    """A tensor without elements as a value of onnxruntime's; None where numpy lacks its type.
+
+    Torch says that it lies at 0, and some kernels look there all the same (InstanceNormalization): numpy gives it a place.
+    """
+    from onnxruntime import OrtValue
+
+    kind = ir.DataType(_ELEMENT_TYPES[value.dtype])
+    return None if kind >= ir.DataType.BFLOAT16 else OrtValue.ortvalue_from_numpy(np.empty(tuple(value.shape), kind.numpy()))._ortvalue
 
 
 def tensor(value: Any) -> torch.Tensor:

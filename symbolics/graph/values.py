@@ -120,12 +120,18 @@ def constant_of(value: ir.Value) -> ir.TensorProtocol | None:
     """The tensor of an initializer, or of a Constant node.
 
     onnx_ir's own function names the tensor of a Constant anew, which may be the caller's.
+
+    Raises:
+        FormatError: A Constant node without a value.
     """
     node = value.producer()
     attribute = None if node is None or node.op_type != "Constant" or node.domain else node.attributes.get("value")
     if attribute is not None and isinstance(attribute.value, ir.TensorProtocol):
         return attribute.value
-    return ir.convenience.get_const_tensor(value)
+    try:
+        return ir.convenience.get_const_tensor(value)
+    except ValueError as error:  # a Constant that says nothing of the kind
+        raise FormatError(f"{describe(node) if node is not None else name_of(value)} holds no constant: {error}") from error
 
 
 def array_of(value: ir.Value | None) -> np.ndarray | None:

@@ -412,3 +412,19 @@ def test_a_transposed_matrix_times_a_vector_in_a_file_of_another_exporter():
     )
     v = torch.randn(4)
     assert_close(exporter.load(model)(v), torch.arange(1.0, 13).reshape(4, 3).T @ v)
+
+
+@pytest.mark.parametrize("accelerate", [True, False])
+def test_images_without_a_column(accelerate):
+    """Torch says that they lie at address 0, where onnxruntime's InstanceNormalization looked for them."""
+    text = """<ir_version: 10, opset_import: ["" : 20]> m (float[1,2,4,W] x) => (float[1,2,4,W] y) <float[2] weight = {1.0, 2.0}, float[2] bias = {3.0, 4.0}>
+        { y = InstanceNormalization (x, weight, bias) }"""
+    module = exporter.load(onnx.parser.parse_model(text), accelerate=accelerate)
+    for grad in (False, True):
+        x = torch.zeros(1, 2, 4, 0, requires_grad=grad)
+        with torch.set_grad_enabled(grad):
+            y = module(x)
+        assert y.shape == (1, 2, 4, 0)
+    y.sum().backward()
+    assert x.grad.shape == x.shape
+    assert all(not parameter.grad.any() for parameter in module.parameters())
