@@ -289,10 +289,14 @@ def _of_nothing(value: torch.Tensor) -> Any:
 
     Torch says that it lies at 0, and some kernels look there all the same (InstanceNormalization): numpy gives it a place.
     """
-    from onnxruntime import OrtValue
+    from onnxruntime.capi.onnxruntime_pybind11_state import OrtDevice, OrtValue
 
     kind = ir.DataType(_ELEMENT_TYPES[value.dtype])
-    return None if kind >= ir.DataType.BFLOAT16 else OrtValue.ortvalue_from_numpy(np.empty(tuple(value.shape), kind.numpy()))._ortvalue
+    if kind >= ir.DataType.BFLOAT16:
+        return None
+    return OrtValue.ortvalue_from_numpy(
+        np.empty(tuple(value.shape), kind.numpy()), OrtDevice(OrtDevice.cpu(), OrtDevice.default_memory(), 0)
+    )
 
 
 def tensor(value: Any) -> torch.Tensor:
