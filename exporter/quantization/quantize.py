@@ -32,6 +32,9 @@ from symbolics.text import clean
 
 __all__ = ["Activation", "Quantized", "QuantizedProduct", "quantize"]
 
+#: What a share that is an estimate is told as: the next of these.
+_SHARES = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1)
+
 
 @dataclass(frozen=True)
 class QuantizedProduct:
@@ -112,10 +115,11 @@ class Quantized(Program):
         integers = sum(bool(each.kernel) for each in self.products)
         moved = sum(each.moved for each in self.activations)
         most = max((each.moved for each in self.products), default=0.0)
+        bound = next((share for share in _SHARES if most <= share), 1.0)
         lines = [
             f"{integers} of {len(self.products)} products run in integers",
             f"{len(self.activations)} quantisers of activations, {moved} of their thresholds moved by {max((a.floats for a in self.activations), default=0)} float32 at most",
-            *([f"biases of convolutions in int32 move {most:.2%} of the levels of one at most, by one level"] if most > 0 else []),
+            *([f"biases of convolutions in int32 move up to about {bound:.2%} of the levels of one, by one level"] if most > 0 else []),
             *(f"  float: {clean(each.operator)} {clean(each.name)}: {each.reason}" for each in self.products if not each.kernel),
             *(f"  left: {clean(name)}: {reason}" for name, reason in self.left.items()),
         ]
