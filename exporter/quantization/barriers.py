@@ -7,11 +7,10 @@ value is that something: it costs a copy, has a gradient, and no optimizer takes
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import onnx_ir as ir
 
 from exporter.quantization.products import MOVES, Product
+from exporter.quantization.writer import free_name
 from symbolics.graph.scope import graph_names
 
 __all__ = ["keep_in_float"]
@@ -43,9 +42,8 @@ def keep_in_float(model: ir.Model, products: list[Product]) -> None:
 
 def _divide(graph: ir.Graph, names: set[str], value: ir.Value, uses: list[tuple[ir.Node, int]], before: ir.Node | None) -> None:
     """Let some of a value's readers read a Sum of it alone."""
-    name = next(each for each in _numbered(f"{value.name}/float") if each not in names and f"{each}/Sum" not in names)
-    names |= {name, f"{name}/Sum"}
-    node = ir.node("Sum", [value], name=f"{name}/Sum")
+    name = free_name(names, f"{value.name}/float")
+    node = ir.node("Sum", [value], name=free_name(names, f"{name}/Sum"))
     output = node.outputs[0]
     output.name, output.type, output.shape = name, value.type, value.shape
     maker = value.producer()
@@ -55,14 +53,6 @@ def _divide(graph: ir.Graph, names: set[str], value: ir.Value, uses: list[tuple[
         graph.insert_after(maker, node)
     for reader, place in uses:
         reader.replace_input_with(place, output)
-
-
-def _numbered(name: str) -> Iterator[str]:
-    yield name
-    count = 2
-    while True:
-        yield f"{name}_{count}"
-        count += 1
 
 
 def _from_levels(value: ir.Value) -> bool:

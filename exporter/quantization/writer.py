@@ -12,7 +12,7 @@ from exporter.quantization.quantizers import Quantizer
 from symbolics.graph.scope import graph_names
 from symbolics.graph.values import attr
 
-__all__ = ["Writer"]
+__all__ = ["Writer", "free_name"]
 
 
 class Writer:
@@ -169,9 +169,14 @@ class Writer:
         return output
 
     def _free(self, name: str) -> str:
-        found, count = name, 1
-        while found in self._names:
-            count += 1
-            found = f"{name}_{count}"
-        self._names.add(found)
-        return found
+        return free_name(self._names, name)
+
+
+def free_name(taken: set[str], name: str) -> str:
+    """The name, with a number where it is taken; it is taken then."""
+    found, count = name, 1
+    while found in taken:
+        count += 1
+        found = f"{name}_{count}"
+    taken.add(found)
+    return found
