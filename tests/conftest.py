@@ -71,6 +71,12 @@ def _forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
 
 
 @pytest.fixture
+def accelerated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test of what an accelerator does, which is there also where all tests run without (PYTHONOP_ACCELERATE=0)."""
+    monkeypatch.delenv("PYTHONOP_ACCELERATE", raising=False)
+
+
+@pytest.fixture
 def quick_verify(_forks: Forks) -> Iterator[None]:
     """verify()'s process is a fork of one that has imported torch: new to the model all the same, and there at once."""
     with _forks.instead_of("exporter.verification.worker"):

@@ -18,7 +18,9 @@ from exporter.cpu.phases import convolve_phases
 from exporter.cpu.pools import pool_at_once
 from exporter.cpu.products import multiply_few_windows
 from exporter.cpu.recurrences import run_recurrences
+from exporter.cpu.weights import conv_weight
 from exporter.runtime.accelerate import CONV_WEIGHT_GRAD, Optimized, Part, Request
+from exporter.runtime.claims import claim
 from exporter.runtime.facts import ShapeAndType, find_facts
 from exporter.runtime.providers import is_cpu_alone
 
@@ -48,9 +50,15 @@ def _chains(model: ir.Model, request: Request, facts: Facts) -> int:
     return fuse(model, guards_only=request.part == "forward", facts=facts)
 
 
-#: In the order in which they run: each finds what those before it have left. Recurrences come before chains, which change the bodies of Scans;
+#: In the order in which they run: each finds what those before it have left. Gradients that nobody claims by name are nodes of the graph for those behind.
+#: Recurrences come before chains, which change the bodies of Scans;
 #: moves come last, for all others put in products and what lays their operands out.
 PASSES = (
+    Pass(
+        "gradients by name",
+        lambda model, request, facts: claim(model, {"ConvWeight": conv_weight} if library() is not None else {}),
+        needs_library=False,
+    ),
     Pass("recurrences", lambda model, request, facts: run_recurrences(model)),
     Pass("chains", _chains, parts=frozenset(("forward", "backward", "step"))),
     Pass("few windows", lambda model, request, facts: multiply_few_windows(model, request.sizes), needs_library=False),

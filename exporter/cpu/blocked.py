@@ -83,11 +83,32 @@ def weights_of_images(node: ir.Node) -> list[int]:
     """The shape of the weights, which are no constant, of a convolution of images of float32; else nothing."""
     x, w = (*node.inputs[:2], None, None)[:2]  # a damaged file may give none
     shape = static_shape(w)
+    if not _says_windows(node):
+        return []
     if x is None or w is None or shape is None or len(shape) != 4 or x.dtype is not ir.DataType.FLOAT or w.const_value is not None:
         return []
-    if attr(node, "auto_pad", "NOTSET") != "NOTSET" or min(attr(node, "pads") or [0]) < 0 or math.prod(shape[2:]) > _MOST_POSITIONS:
+    if attr(node, "auto_pad", "NOTSET") != "NOTSET" or math.prod(shape[2:]) > _MOST_POSITIONS:
         return []
     return list(shape) if list(attr(node, "kernel_shape") or shape[2:]) == list(shape[2:]) else []
+
+
+#: Attributes of convolutions of images -> how many ints they are, none of which is negative, or zero where it is no padding; None: one int.
+_SAID = {"pads": 4, "strides": 2, "dilations": 2, "kernel_shape": 2, "output_padding": 2, "group": None}
+
+
+def _says_windows(node: ir.Node) -> bool:
+    """Whether attributes are of the types and lengths that onnxruntime takes: passes run before it has looked at a file."""
+    for name, count in _SAID.items():
+        said = node.attributes.get(name)
+        kind = ir.AttributeType.INT if count is None else ir.AttributeType.INTS
+        if said is None:
+            continue
+        if said.is_ref() or said.type is not kind:
+            return False
+        numbers = [said.as_int()] if count is None else said.as_ints()
+        if len(numbers) != (count or 1) or min(numbers) < (0 if "pad" in name else 1):
+            return False
+    return True
 
 
 def _one_result_a_group(node: ir.Node) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from exporter.cpu.blocked import count_windows
+from exporter.cpu.blocked import count_windows, weights_of_images
 from exporter.cpu.declared import forget, is_certain, row_if_declared
 from symbolics.gradients.convolution import columns
 from symbolics.gradients.windows import windows as geometry
@@ -50,20 +50,17 @@ def multiply_few_windows(model: ir.Model, sizes: Mapping[str, int] | None = None
 
 
 def _fits(node: ir.Node, sizes: Mapping[str, int]) -> bool:
-    x, w = (*node.inputs[:2], None, None)[:2]  # a damaged file may give none
-    if x is None or w is None or w.const_value is not None or attr(node, "group", 1) != 1 or attr(node, "auto_pad", "NOTSET") != "NOTSET":
+    weights = weights_of_images(node)
+    if not weights or attr(node, "group", 1) != 1 or not count_windows(node.inputs[0], sizes)[1]:
         return False
-    weights, pads = static_shape(w), attr(node, "pads") or [0] * 4
-    if weights is None or len(weights) != 4 or x.dtype is not ir.DataType.FLOAT or not count_windows(x, sizes)[1] or min(pads) < 0:
-        return False
-    kernel = list(weights[2:])
+    kernel, pads = weights[2:], attr(node, "pads") or [0] * 4
     images, windows = count_windows(node.outputs[0], sizes)
     few = 0 < windows <= _MOST and images * windows >= _LEAST
-    if not few or math.prod(weights) < _WEIGHTS or math.prod(kernel) == 1 or list(attr(node, "kernel_shape") or kernel) != kernel:
+    if not few or math.prod(weights) < _WEIGHTS or math.prod(kernel) == 1:
         return False
     for axis in range(2):
         stride, dilation = ((attr(node, name) or [1, 1])[axis] for name in ("strides", "dilations"))
-        size, found = ((value.shape or ())[2 + axis] for value in (x, node.outputs[0]))
+        size, found = ((value.shape or ())[2 + axis] for value in (node.inputs[0], node.outputs[0]) if value is not None)
         reach = size + pads[axis] + pads[2 + axis] - (kernel[axis] - 1) * dilation - 1
         # The file's word, which may be wrong; and of an image of which nothing is seen there is nothing to lay out.
         if found != reach // stride + 1 or reach % stride >= size + pads[2 + axis]:

@@ -6,12 +6,19 @@ import onnx_ir as ir
 import onnx_ir.passes.common as passes
 import onnxscript.optimizer
 
+from symbolics.node.names import GRADIENT_DOMAIN
+
 __all__ = ["fold"]
 
 
-def fold(model: ir.Model) -> None:
-    """Inline functions, fold what depends on constants alone, merge equal nodes, and remove what nobody reads, in place."""
-    passes.InlinePass()(model)
+def fold(model: ir.Model, *, named: bool = False) -> None:
+    """Inline functions, fold what depends on constants alone, merge equal nodes, and remove what nobody reads, in place.
+
+    Args:
+        model: Changed.
+        named: Calls of named gradients (`symbolics.graph.named`) stay: sessions claim them.
+    """
+    passes.InlinePass(lambda function: not named or function.domain != GRADIENT_DOMAIN)(model)
     unnamed = [value for node in model.graph for value in node.outputs if not (value.name or value.uses() or value.is_graph_output())]
     onnxscript.optimizer.fold_constants(model, onnx_shape_inference=False)
     for value in unnamed:  # it names them all, and a name says that somebody wants the output

@@ -143,7 +143,7 @@ class _Build(Engine):
         graph.extend(prune(op.nodes, [*gradients, *flags]))
         graph.inputs.extend(cotangents.values())
         graph.outputs.extend([*gradients, *flags])
-        self.scope.register(self.model.graph)
+        self.register()
         remove_unread(graph, kept)  # what an operator read that has become others: the initial state of an LSTM
         count_readers(walk(graph))
         for node in (*walk(op.nodes), *filter(is_backward, walk(graph))):

@@ -13,6 +13,7 @@ from symbolics.gradients import COMPOSITES, FLAT, NONDIFFERENTIABLE, RULES, Rule
 from symbolics.graph.builder import Builder
 from symbolics.graph.copies import function_body, inline, inline_body, replace
 from symbolics.graph.folding import fold, taken_branch
+from symbolics.graph.named import add_called
 from symbolics.graph.presence import conditions_of, gate, is_gate, joint, mark, sum_of, through_gate, without_elements
 from symbolics.graph.scope import Scope
 from symbolics.graph.shapes import name_dims
@@ -40,9 +41,14 @@ class Engine:
         self.rules = rules
         self.scope = scope
         self.scope.backward = self.sweep_inside
-        self.scope.opset = model.opset_imports[""]
+        self.scope.opset, self.scope.functions = model.opset_imports[""], model.functions
         self.expanded: list[ir.Node] = []
         self.of_user: BaseException | None = None  # what a rule from outside raised
+
+    def register(self) -> None:
+        """Give the model the constants and functions that its nodes read and call."""
+        self.scope.register(self.model.graph)
+        add_called(self.model, self.scope)
 
     # ---------------------------------------------------------------------------------------------------- the expansion
     def expand_all(self, targets: Sequence[ir.Value], ends: Callable[[], Iterable[ir.Value]]) -> None:

@@ -73,7 +73,7 @@ class _Inside(Engine):
         for node in taken:
             with _told(node), self.explained():
                 self.put(node)
-            self.scope.register(graph)
+            self.register()
         for variable in variables:
             bypass(variable)
         for name in needless:  # cotangents that are plain to see are in no node
@@ -126,7 +126,7 @@ class _Inside(Engine):
                 _check_path(node, before, x)
                 found[x] = op.zeros(op.Shape(x), dtype_of(x))
         replace(self.scope, node, op.nodes, [found.get(x) for x in given])
-        self.scope.register(graph)
+        self.register()
 
 
 def _targets(node: ir.Node) -> list[ir.Value]:

@@ -90,7 +90,7 @@ class Accelerator(Protocol):
     def optimize(self, model: ir.Model, request: Request, facts: dict[ir.Value, ShapeAndType]) -> Optimized:
         """Rewrite a model. `symbolics.graph.copies.replace` puts nodes in the place of one, `exporter.runtime.added_calls.add_call` a call of Python.
 
-        Calls of ONNX functions are inlined before. A call of a Function F is a node of which `symbolics.graph.values.is_python_op` holds, and
+        Calls of ONNX functions are inlined before, but for named gradients, which `exporter.runtime.claims.claim` hands out or inlines. A call of a Function F is a node of which `symbolics.graph.values.is_python_op` holds, and
         whose attribute ``name`` is ``qualified_name(F)`` (`symbolics.node.names`); `exporter.runtime.link` has joined those that feed one another alone.
 
         Args:

@@ -1,18 +1,17 @@
-"""What the operators of a graph that only move elements make, and the products that make gradients of convolutions for their weights."""
+"""What the operators of a graph that only move elements make."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from exporter.runtime.facts import ShapeAndType, fact_of
-from exporter.runtime.views import FAR, Axis, View
-from symbolics.graph.values import attr, fixed_array, made_by
+from exporter.runtime.views import FAR, View
+from symbolics.graph.values import attr, fixed_array
 
-__all__ = ["FLOATS", "MOST_AXES", "MOVES", "Slide", "Views", "slide_of"]
+__all__ = ["FLOATS", "MOST_AXES", "MOVES", "Views"]
 
 #: Of a view that native operators copy.
 MOST_AXES = 16  # as DIMS_MOST in native/elementwise.c
@@ -23,15 +22,10 @@ FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE})
 
 
 class Views:
-    """What the operators of a graph that only move elements make.
+    """What the operators of a graph that only move elements make."""
 
-    Attributes:
-        through: Also through what several read and is read here and there: turned once for all of them, it is better left as it is.
-    """
-
-    def __init__(self, graph: ir.Graph, facts: Mapping[ir.Value, ShapeAndType], *, through: bool = False) -> None:
+    def __init__(self, graph: ir.Graph, facts: Mapping[ir.Value, ShapeAndType]) -> None:
         self.graph = graph
-        self.through = through
         self._facts = facts
         self._known: dict[ir.Value, View | None] = {}
         self._turned_of: dict[ir.Value, ir.Value] = {}  # what is turned once for several -> of which value
@@ -77,70 +71,13 @@ class Views:
         return View.of(value, dims) if dims.count(None) < 2 and all(dim is None or 0 < dim < FAR for dim in dims) else None
 
     def _as_read(self, value: ir.Value | None) -> View | None:
-        """A value for what reads it."""
+        """A value for what reads it: what several read and is read here and there is better turned once for all of them."""
         view = None if value is None else self._known.get(value)
-        if value is None or view is None or view.source is value or self.through or len(value.uses()) < 2 or view.is_straight:
+        if value is None or view is None or view.source is value or len(value.uses()) < 2 or view.is_straight:
             return view
         dims = tuple(view.shape)
         self._turned_of[value] = view.source
         return View.of(value, dims) if dims.count(None) < 2 else None
-
-    def products_of(self, node: ir.Node) -> tuple[ir.Value, View, int, int] | None:
-        """The rows, the columns (channels, positions, windows), the results and the number of products of a gradient for weights that a
-        Concat interleaves; None for any other.
-        """
-        interleaved = _interleaved(node)
-        if interleaved is None:
-            return None
-        gemms, count = interleaved
-        rows, positions = gemms[0].inputs[0], len(node.inputs)
-        views = [view for gemm in gemms if (view := self.of(gemm.inputs[1])) is not None and view.moves and len(view.groups) == 2]
-        if rows is None or len(views) < len(gemms) or any(gemm.inputs[0] is not rows for gemm in gemms):
-            return None
-        each, (windows, width) = positions // len(gemms), views[0].shape
-        if width is None or width % each or count % (width // each):
-            return None
-        channels = width // each
-        # (windows, positions of a product, channels), for each product
-        shaped = [found for view in views if (found := view.reshaped([-1 if windows is None else windows, each, channels])) is not None]
-        if len(shaped) < len(views):
-            return None
-        joined = View.joined(shaped, 1) if len(shaped) > 1 else shaped[0]
-        turned = None if joined is None else joined.transposed([2, 1, 0])
-        return None if turned is None else (rows, turned, count // channels, len(gemms))
-
-
-def _interleaved(node: ir.Node) -> tuple[list[ir.Node], int] | None:
-    """The plain products whose columns, in equal parts, a Concat puts side by side as columns, and how long these are."""
-    if attr(node, "axis") != 1 or len(node.inputs) < 2 or len(node.outputs) != 1:
-        return None
-    gemms: list[ir.Node] = []
-    lengths = set()
-    for place, value in enumerate(node.inputs):
-        reshape = made_by(value, "Reshape")
-        sizes = None if reshape is None else _row(reshape, 1)
-        part = None if reshape is None else reshape.inputs[0]
-        split = made_by(part, "Split")
-        each = 1 if split is None else len(split.outputs)
-        if split is not None:
-            if len(split.inputs) > 1 or attr(split, "axis") != 1 or part is not split.outputs[place % each]:
-                return None
-            part = split.inputs[0]
-        gemm = made_by(part, "Gemm")
-        if gemm is None or not _is_plain(gemm) or sizes is None or len(sizes) != 2 or sizes[0] <= 0 or sizes[1] != 1:
-            return None
-        lengths.add(sizes[0])
-        if place % each == 0:
-            gemms.append(gemm)
-        if gemms[-1] is not gemm or len(gemms) != place // each + 1:
-            return None
-    return (gemms, lengths.pop()) if len(lengths) == 1 and len(node.inputs) % len(gemms) == 0 else None
-
-
-def _is_plain(gemm: ir.Node) -> bool:
-    """Whether a Gemm is the product of its two inputs as they are."""
-    scaled = attr(gemm, "alpha") != 1.0 or attr(gemm, "transA") or attr(gemm, "transB")
-    return len(gemm.inputs) == 2 and not scaled
 
 
 def _tensors(node: ir.Node) -> Sequence[ir.Value | None]:
@@ -247,64 +184,6 @@ def _transpose(node: ir.Node, views: list[View]) -> View | None:
     if perm is None:
         return views[0].transposed(range(len(views[0].groups))[::-1])
     return views[0].transposed(perm) if isinstance(perm, (list, tuple)) and all(isinstance(axis, int) for axis in perm) else None
-
-
-class Slide(NamedTuple):
-    """A convolution of two axes and one group: what its windows read, and where.
-
-    Attributes:
-        large: The tensor (N, channels, H, W) that the windows slide over; ``small`` (N, results, OH, OW) has one element a window.
-        images: The shape of ``large``; None for an open size. ``outs`` is that of ``small``.
-        starts: Where the first window begins: negative in padding.
-    """
-
-    large: ir.Value
-    small: ir.Value
-    images: tuple[int | None, ...]
-    outs: tuple[int | None, ...]
-    kernel: list[int]
-    strides: list[int]
-    dilations: list[int]
-    starts: list[int]
-
-
-def slide_of(rows: View | None, columns: View) -> Slide | None:
-    """The convolution whose gradient for weights is the product of two views; None where it is of no such.
-
-    Args:
-        rows: The gradients (results, windows) of a tensor (N, results, OH, OW).
-        columns: What the windows see (channels, kernel positions, windows) of a tensor (N, channels, H, W).
-    """
-    if rows is None or len(rows.dims) != 4 or len(columns.dims) != 4 or any(rows.starts) or any(columns.starts[:2]):
-        return None
-    images, results, *outs = rows.dims
-    image, result, down, across = View.of(rows.source, rows.dims).groups
-    if rows.groups != (result, (*image, *down, *across)) or images != columns.dims[0] or results is None or columns.dims[1] is None:
-        return None
-    _, positions, windows = columns.groups
-    kernel, dilations = _along_each(positions)
-    sizes, strides = _along_each(axis for axis in windows if not axis.steps[0])
-    channel = View.of(columns.source, columns.dims).groups[1]
-    said = (channel, _grid(kernel, dilations), (*image, *_grid(sizes, strides)))
-    if sizes != outs or columns.groups != said:
-        return None
-    return Slide(columns.source, rows.source, columns.dims, rows.dims, kernel, strides, dilations, list(columns.starts[2:]))
-
-
-def _grid(sizes: Sequence[int], steps: Sequence[int]) -> tuple[Axis, ...]:
-    """The indices of places of an image."""
-    (down, across), (high, wide) = steps, sizes
-    return tuple(axis for axis in (Axis(high, (0, 0, down, 0)), Axis(wide, (0, 0, 0, across))) if axis.size != 1)
-
-
-def _along_each(axes: Iterable[Axis]) -> tuple[list[int], list[int]]:
-    """How many places there are down and across an image, and by how much they move; 1 where no index moves along it."""
-    sizes, steps = [1, 1], [1, 1]
-    for axis in axes:
-        for i in range(2):
-            if axis.steps[2 + i]:
-                sizes[i], steps[i] = axis.size or 0, axis.steps[2 + i]
-    return sizes, steps
 
 
 #: Operators that only move elements -> what one makes of views.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from exporter.runtime.convolution_forms import kernels_as_large_as_images, weights_by_convolutions
+from exporter.runtime.convolution_forms import weights_of_convolutions
 from symbolics.graph.copies import replace
 from symbolics.graph.emitter import Emitter
 from symbolics.graph.scope import Scope, free_prefix
@@ -180,7 +180,7 @@ def _asks_for_rows(node: ir.Node) -> ir.Node | None:
 
 #: provider, as `exporter.runtime.providers` names it for short -> what writes a model in forms that it takes.
 FORMS: Mapping[str, tuple[Callable[[ir.Model], int], ...]] = {
-    "openvino": (sums_over_repeats, rows_of_infinity, captures_as_states, weights_by_convolutions, kernels_as_large_as_images),
+    "openvino": (sums_over_repeats, rows_of_infinity, captures_as_states, weights_of_convolutions),
 }
 
 

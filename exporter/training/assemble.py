@@ -187,7 +187,7 @@ class Assembly:
         for name in [name for name in graph.initializers if name not in used]:
             del graph.initializers[name]
         with held_out(graph, {name: value for name, value in used.items() if name in known}), _named(graph):
-            fold(self.model)
+            fold(self.model, named=True)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from onnx_ir import Value
 from symbolics.gradients.registry import Grads, Ints, gradient
 from symbolics.gradients.windows import Dim, Windows, windows
 from symbolics.graph.builder import Builder
+from symbolics.graph.named import call
 from symbolics.graph.values import dtype_of, static_shape
 from symbolics.node.limits import MAX_UNROLLED
 
@@ -118,14 +120,47 @@ def _rows(op: Builder, small: Value, m: int, rank: int) -> Value:
 
 
 def _weight(op: Builder, slide: Windows, large: Value, small: Value, w: Value, group: int) -> Value:
-    """The sum over samples and windows of large (N, G*C, ...) times small (N, G*M, ...): (G*M, C, *kernel)."""
+    """The sum over samples and windows of large (N, G*C, ...) times small (N, G*M, ...): (G*M, C, *kernel).
+
+    A call of ConvWeight, where the kernel and the padding are known.
+    """
+    shape, known = static_shape(w), slide.static
+    if shape is None or known is None:
+        return _weight_in_nodes(op, slide, large, small, w, group)
+    kernel, before, after = known
+    large.shape, small.shape = large.shape or slide.large.shape, small.shape or slide.small.shape
+
+    def write(inside: Builder, given: Sequence[Value]) -> Value:
+        here = dataclasses.replace(slide, op=inside, large=given[0], small=given[1])
+        like = Value(name="weights", type=w.type, shape=w.shape)  # of which the body asks the shape alone
+        return _weight_in_nodes(inside, here, given[0], given[1], like, group)
+
+    pads = [*before, *after]
+    return call(
+        op,
+        "ConvWeight",
+        [large, small],
+        write,
+        kernel_shape=kernel,
+        strides=slide.strides,
+        dilations=slide.dilations,
+        pads=pads,
+        group=[group],
+    )
+
+
+def _weight_in_nodes(op: Builder, slide: Windows, large: Value, small: Value, w: Value, group: int) -> Value:
     kernel = (static_shape(w) or ())[2:]
     if group == 1 and slide.static is not None and kernel and math.prod(kernel) <= MAX_UNROLLED and slide.small.shape is not None:
         if all(type(d) is int for d in slide.small.shape[2:]):
             return _weight_by_columns(op, slide, large, small, w)
     samples, axes = op.dim(small, 0), range(slide.rank + 2)
     if isinstance(samples, int):
-        return _weight_by_conv(op, slide, slide.pad(large), small, w, group) if samples else op.zeros_like(w)
+        return (
+            _weight_by_conv(op, slide, slide.pad(large), small, w, group)
+            if samples
+            else op.zeros(op.vector([op.dim(w, i) for i in axes]), dtype_of(w))
+        )
     # Of no samples one of zeros: onnxruntime's Conv of no channels writes nothing, and where the compiler left its loop in, it never ends.
     one = op.Cast(op.Equal(samples, op.i64([0])), to=ir.DataType.INT64)
     padded = op.padded(large, [0, 0, *slide.before], [one, 0, *slide.after], axes, slide.rank + 2)

@@ -1,6 +1,6 @@
 """One step of a plain LSTM, and of its gradient, as the Scans of symbolics/gradients/recurrent.py hold them.
 
-A module of its own, since exporter/runtime/fusion/recurrences.py knows these Scans again by it.
+A module of its own, since exporter/cpu/recurrences.py knows these Scans again by it.
 """
 
 from __future__ import annotations

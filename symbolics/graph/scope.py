@@ -59,6 +59,7 @@ class Scope:
         self.presence: dict[ir.Value, tuple[frozenset[ir.Value], bool]] = {}  # see symbolics.graph.presence
         self.backward: Callable[..., dict[ir.Value, ir.Value]] = _no_engine
         self.functions: Mapping[Any, ir.Function] = {}
+        self.called: dict[Hashable, ir.Function] = {}  # see symbolics.graph.named
         self.opset = 18
         self._folded = folded
         self._count = 0

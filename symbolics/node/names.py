@@ -19,6 +19,7 @@ __all__ = [
     "FUNCTIONS_KEY",
     "FUNCTION_KEY",
     "GRADIENTS_KEY",
+    "GRADIENT_DOMAIN",
     "GRADIENT_OP",
     "INNER_DOMAIN",
     "LINKS_KEY",
@@ -79,6 +80,9 @@ BOUNDARY_OP = "Boundary"
 
 # Functions that stand for autograd Functions, forward and backward.
 PORTABLE_DOMAIN = "pythonop.portable"
+
+# Functions that gradient rules call: what a call computes, by its name.
+GRADIENT_DOMAIN = "pythonop.grad"
 
 FORMAT_VERSION = 1
 VERSION_KEY = "pythonop.version"  # the format version of the file

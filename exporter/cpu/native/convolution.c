@@ -1,6 +1,6 @@
 /* pythonop.cpu::ConvWeightGrad: the gradient of a Conv of one group for its weights, of images of two axes.
  *
- * No file has this node: exporter/cpu/moves.py makes it in memory, float32, where the processor has AVX-512. As standard operators it
+ * No file has this node: exporter/cpu/weights.py makes it in memory, float32, where the processor has AVX-512. As standard operators it
  * is a product that reads each place of an image for every position of the kernel, laid out in memory before. Here a task lays out, in the
  * caches, some rows of the gradients of 64 results, as two panels, and of the images of some channels, with the zeros around them; a row of the
  * product then begins where its kernel position does. Terms are added image by image, in their order, whatever the threads.

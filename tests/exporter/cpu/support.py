@@ -9,7 +9,7 @@ from exporter.runtime.accelerate import Request
 from exporter.runtime.library import register
 from exporter.runtime.session import open_options
 
-__all__ = ["inference_session", "rewrite_convolutions", "session_options"]
+__all__ = ["claim_gradients", "inference_session", "rewrite_convolutions", "session_options"]
 
 
 def session_options(allow=()):
@@ -22,6 +22,11 @@ def session_options(allow=()):
 def inference_session(model, *, sess_options=None):
     """As `exporter.inference_session`, with the accelerator's operators."""
     return exporter.inference_session(model, sess_options=sess_options or session_options())
+
+
+def claim_gradients(model):
+    """The pass that claims gradients by their names, by itself; how many it claimed."""
+    return PASSES[0].run(model, Request("step"), {})
 
 
 def rewrite_convolutions(model, sizes=None, facts=None, *, native):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -13,14 +12,12 @@ import torch
 from torch import nn
 
 import exporter
-from exporter.cpu import moves, weights
-from exporter.cpu.moves import move_at_once
+from exporter.cpu import weights
 from exporter.cpu.operators import DOMAIN
-from exporter.cpu.weights import CONV_WEIGHT_GRAD
 from exporter.errors import PythonopError
-from exporter.runtime.views import View
+from exporter.runtime.accelerate import CONV_WEIGHT_GRAD
 from exporter.training.trainer import Trainer
-from tests.exporter.cpu.support import inference_session, session_options
+from tests.exporter.cpu.support import claim_gradients, inference_session, session_options
 from tests.exporter.cpu.test_moves import GEOMETRIES, _conv
 
 
@@ -70,7 +67,7 @@ MORE = {
 @pytest.mark.parametrize(("x", "w", "options"), MORE.values(), ids=MORE)
 def test_a_gradient_is_torchs(x, w, options, open_batch):
     model, feeds, expected = _conv(x, w, open_batch, **options)
-    assert move_at_once(model) > 0
+    assert claim_gradients(model) > 0
     assert kinds(model).count(CONV_WEIGHT_GRAD) == 1
     gradient_is(model, feeds, expected)
 
@@ -80,7 +77,7 @@ def test_a_gradient_is_torchs(x, w, options, open_batch):
 )
 def test_others_stay_what_they_are(x, w, options):
     model, feeds, expected = _conv(x, w, **options)
-    move_at_once(model)
+    claim_gradients(model)
     gradient_is(model, feeds, expected)
 
 
@@ -89,12 +86,12 @@ def test_few_results_and_places_stay_products(monkeypatch):
         for many in (True, False):
             monkeypatch.setattr(weights, name, least + (not many))
             model, *_ = _conv((4, 24, 8, 8), (16, 24, 3, 3), padding=1)
-            move_at_once(model)
+            claim_gradients(model)
             assert kinds(model).count(CONV_WEIGHT_GRAD) == many
         monkeypatch.setattr(weights, name, 0)
     monkeypatch.setattr(weights, "_MOST_WIDE", 7)
     model, *_ = _conv((4, 24, 8, 8), (16, 24, 3, 3), padding=1)
-    move_at_once(model)
+    claim_gradients(model)
     assert kinds(model).count(CONV_WEIGHT_GRAD) == 0
 
 
@@ -105,7 +102,7 @@ def test_zeros_around_an_image_are_no_products():
     model, feeds, _ = _conv((2, 24, 8, 8), (16, 24, 3, 3), padding=1)
     image, weight = torch.from_numpy(x).double(), torch.from_numpy(feeds["w"]).double().requires_grad_()
     (nn.functional.conv2d(image, weight, padding=1) ** 2).sum().backward()
-    move_at_once(model)
+    claim_gradients(model)
     found = inference_session(ir.to_proto(model)).run(None, feeds | {"x": x})
     gradient = next(value for value in found if value.ndim == 4)
     np.testing.assert_array_equal(np.isfinite(gradient), np.isfinite(weight.grad.numpy()))
@@ -122,8 +119,8 @@ class Block(nn.Module):
 
 def test_steps_have_eagers_gradients(monkeypatch):
     counts = []
-    real = moves.conv_weight_grad
-    monkeypatch.setattr(moves, "conv_weight_grad", lambda *args: counts.append(real(*args)) or counts[-1])
+    real = weights._in_one_node
+    monkeypatch.setattr(weights, "_in_one_node", lambda *args: counts.append(real(*args)) or counts[-1])
     torch.manual_seed(0)
     eager, x = Block(), torch.randn(3, 3, 16, 16)
     before = {name: p.detach().clone() for name, p in eager.named_parameters()}
@@ -242,58 +239,3 @@ def test_no_channels_or_no_results_are_no_windows():
         node(**opened)  # one open size at most
     assert run(node(images=[2, -1, 6, 6]), x=(2, 0, 6, 6)).shape == (0, 9)
     assert run(node(gradients=[2, -1, 6, 6]), g=(2, 0, 6, 6)).shape == (0, 9)
-
-
-# ------------------------------------------------------------------------------------------------- views that are no Conv's
-class Taken(list):
-    """In place of an emitter: what it is asked for."""
-
-    def node(self, *args, **attributes):
-        self.append(attributes)
-        return ir.Value(name="y")
-
-
-def views(batch=2, channels=4, results=5):
-    """(results, windows) of gradients and (channels, positions, windows) of images, as for a kernel of 3 with padding 1."""
-    rows = View.of(ir.Value(name="g"), (batch, results, 6, 6)).transposed([1, 0, 2, 3]).reshaped([results, -1])
-    columns = View.of(ir.Value(name="x"), (batch, channels, 6, 6))
-    (image, channel, down, across) = (group[0] if group else None for group in columns.groups)
-    positions = (replace(down, size=3), replace(across, size=3))
-    images = () if image is None else (image,)
-    return rows, replace(columns, starts=(0, 0, -1, -1), groups=((channel,), positions, (*images, down, across)))
-
-
-def test_views_of_a_conv_are_taken():
-    for batch in (1, 2, None):
-        taken = Taken()
-        assert weights.conv_weight_grad(taken, *views(batch)) is not None
-        assert taken[0]["starts"] == [-1, -1] and taken[0]["kernel"] == [3, 3]
-
-
-OTHERS = {
-    "channels from another on": lambda rows, columns: (rows, replace(columns, starts=(0, 1, -1, -1))),
-    "images from another on": lambda rows, columns: (rows, replace(columns, starts=(-1, 0, -1, -1))),
-    "gradients from another place on": lambda rows, columns: (replace(rows, starts=(0, 0, 1, 0)), columns),
-    "one image of several": lambda rows, columns: (views(1)[0], replace(views(1)[1], dims=(3, *columns.dims[1:]))),
-    "channels backwards": lambda rows, columns: (rows, _first_axis(columns, steps=(0, -1, 0, 0))),
-    "every other channel": lambda rows, columns: (rows, _first_axis(columns, size=2, steps=(0, 2, 0, 0))),
-    "some channels": lambda rows, columns: (rows, _first_axis(columns, size=3)),
-    "positions in another order": lambda rows, columns: (rows, _order(columns, 1)),
-    "windows in another order": lambda rows, columns: (rows, _order(columns, 2)),
-    "results in another order": lambda rows, columns: (_first_axis(rows, steps=(0, -1, 0, 0)), columns),
-    "gradients in another order": lambda rows, columns: (_order(rows, 1), columns),
-}
-
-
-def _first_axis(view, **change):
-    return replace(view, groups=((replace(view.groups[0][0], **change),), *view.groups[1:]))
-
-
-def _order(view, group):
-    return replace(view, groups=tuple(axes[::-1] if i == group else axes for i, axes in enumerate(view.groups)))
-
-
-@pytest.mark.parametrize("change", OTHERS.values(), ids=OTHERS)
-def test_views_that_are_no_convs_are_left(change):
-    taken = Taken()
-    assert weights.conv_weight_grad(taken, *change(*views())) is None and not taken

@@ -233,6 +233,7 @@ def deep(kernel=3, channels=240, **options):
     return Net(nn.Conv2d(2, channels, 3, padding=1), nn.Conv2d(channels, channels + 4, kernel, **options), nn.Tanh())
 
 
+@pytest.mark.usefixtures("accelerated")
 @pytest.mark.parametrize(
     ("make", "shape"),
     [
@@ -265,6 +266,7 @@ def test_few_positions_are_products_of_matrices(make, shape, dynamic, monkeypatc
 class TestBeside:
     """Gradients of weights that pass beside the session."""
 
+    @pytest.mark.usefixtures("accelerated")
     def test_they_are_no_outputs_and_nobody_elses_memory(self):
         model, loaded, _, x = both(*CASES["2 axes"][:2])
         grads = []
@@ -426,6 +428,7 @@ def test_a_training_file_whose_gradient_names_them_is_refused():
         module(x, w)
 
 
+@pytest.mark.usefixtures("accelerated")
 @pytest.mark.parametrize("linears", [2, 3])
 def test_among_more_products_than_convolutions_there_are_none(linears, monkeypatch):
     """Two convolutions, the first of which needs no gradient for what it reads."""
@@ -442,6 +445,7 @@ def test_among_more_products_than_convolutions_there_are_none(linears, monkeypat
     assert len(calls) == (2 if linears == 2 else 0)
 
 
+@pytest.mark.usefixtures("accelerated")
 @pytest.mark.parametrize(
     ("case", "count"),
     [

@@ -1,0 +1,86 @@
+"""What a gradient rule computes, by its name: calls of functions of the domain `pythonop.grad`, whose bodies are standard operators.
+
+A rule that takes many nodes writes them into such a function and calls it. Every runtime runs the body; a picture shows one node; and who can compute
+the same faster finds the call by its name and attributes, in place of recognising its nodes (`exporter.runtime.claims`). docs/format.md lists the names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from symbolics.graph.builder import Builder
+from symbolics.graph.scope import Scope
+from symbolics.graph.values import dtype_of
+from symbolics.graph.walk import prune, walk
+from symbolics.node.names import GRADIENT_DOMAIN
+
+__all__ = ["add_called", "call", "name_of_call"]
+
+
+def name_of_call(node: ir.Node) -> str | None:
+    """What a call computes (``"ConvWeight"``); None for any other node. Functions of one name are numbered: ``ConvWeight_2``."""
+    return node.op_type.partition("_")[0] if node.domain == GRADIENT_DOMAIN else None
+
+
+def call(
+    op: Builder, name: str, inputs: Sequence[ir.Value], write: Callable[[Builder, Sequence[ir.Value]], ir.Value], **attributes: Any
+) -> ir.Value:
+    """Call a function that computes one value.
+
+    Args:
+        op: Takes the call. The function waits in its scope until `add_called` gives it to the model.
+        name: What is computed, without an underscore.
+        inputs: All that the body reads, of known type and rank.
+        write: (an emitter, the values that stand for ``inputs``) -> the result. It may look at sizes: calls whose inputs have the same ones and whose attributes are
+            equal share a function.
+        attributes: What else says what is computed. The body does not read them: who claims the call does.
+    """
+    sizes = tuple((value.dtype, None if value.shape is None else tuple(map(str, value.shape))) for value in inputs)
+    key = (name, sizes, tuple(sorted((kind, tuple(each) if isinstance(each, list) else each) for kind, each in attributes.items())))
+    functions = op.scope.called
+    if key not in functions:
+        taken = {function.name for function in (*functions.values(), *op.scope.functions.values()) if function.domain == GRADIENT_DOMAIN}
+        numbers = (name if number == 1 else f"{name}_{number}" for number in range(1, len(taken) + 2))
+        functions[key] = _function(op, next(free for free in numbers if free not in taken), inputs, write, attributes)
+    function = functions[key]
+    result: ir.Value = op.node(function.name, inputs, domain=GRADIENT_DOMAIN, **attributes)
+    result.type, result.shape = function.outputs[0].type, function.outputs[0].shape
+    return result
+
+
+def _function(
+    op: Builder,
+    name: str,
+    inputs: Sequence[ir.Value],
+    write: Callable[[Builder, Sequence[ir.Value]], ir.Value],
+    attributes: Iterable[str],
+) -> ir.Function:
+    scope = Scope("", lambda value: False)
+    scope.opset = op.scope.opset
+    inside = Builder(scope)
+    given = [ir.Value(name=f"x{place}", type=value.type, shape=value.shape) for place, value in enumerate(inputs)]
+    with inside.arithmetic():
+        result = write(inside, given)
+    result.type = result.type or ir.TensorType(dtype_of(given[0]))
+    constants = []
+    for value in scope.constants.values():  # a function has no initializers
+        if value.uses() and value.const_value is not None:
+            node = ir.Node("", "Constant", [], [ir.AttrTensor("value", value.const_value)], name=value.name)
+            made = node.outputs[0]
+            made.name, made.type, made.shape = value.name, value.type, value.shape
+            value.replace_all_uses_with(made)
+            constants.append(node)
+    graph = ir.Graph(given, [result], nodes=[*constants, *prune(inside.nodes, [result])], name=name, opset_imports={"": scope.opset})
+    return ir.Function(GRADIENT_DOMAIN, name, graph=graph, attributes=[ir.Attr(each, ir.AttributeType.INTS, None) for each in attributes])
+
+
+def add_called(model: ir.Model, scope: Scope) -> None:
+    """Give a model the functions that its nodes call, those of them that wait in a scope."""
+    waiting = {function.identifier(): function for function in scope.called.values()}
+    for node in walk(model.graph) if waiting else ():
+        if (function := waiting.pop(node.op_identifier(), None)) is not None:
+            model.functions[function.identifier()] = function
+            model.graph.opset_imports[GRADIENT_DOMAIN] = 1
