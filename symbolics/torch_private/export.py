@@ -18,6 +18,25 @@ from torch.utils import _pytree as pytree
 
 from symbolics.torch_private.builtins import own_builtins
 
+__all__ = [
+    "CapturedNode",
+    "add_traced_node",
+    "allow_in_dynamo",
+    "captured_by_dynamo",
+    "captures_here",
+    "detect_fake_mode",
+    "dynamo_exporter",
+    "in_body_of_a_loop",
+    "node_in_hand",
+    "quiet_exporter",
+    "real_tensors",
+    "sizes_watched",
+    "translator",
+    "truths_of_sizes_watched",
+    "untold_failures",
+    "untranslated_nodes",
+]
+
 
 def detect_fake_mode(values: list[Any]) -> Any:
     """The FakeTensorMode of an export in progress, None outside."""

@@ -9,6 +9,24 @@ from typing import Any
 
 import torch
 
+__all__ = [
+    "activation_of_torch",
+    "blank_module",
+    "buffers_assigned_unseen",
+    "changes_its_statistics",
+    "forward_hooks_inside",
+    "forward_or_backward_hooks",
+    "holding",
+    "is_base_attribute",
+    "module_backward_hooks",
+    "own_attributes",
+    "parametrization_cache",
+    "parts_of",
+    "post_accumulate_hooks",
+    "run_forward_pre_hooks",
+    "tensor_hooks",
+]
+
 
 def parametrization_cache() -> dict[Any, Any]:
     """What torch.nn.utils.parametrize.cached() keeps: a run fills it, and the next one calls nothing."""

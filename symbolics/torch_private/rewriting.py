@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+__all__ = ["rules_by_operator"]
+
 
 class _OfOperator:
     """A rewrite rule that is asked only about nodes of the operator that its pattern ends in; else as the rule."""

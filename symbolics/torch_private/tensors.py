@@ -12,6 +12,21 @@ import torch
 
 from .watching import unheard
 
+__all__ = [
+    "base_of",
+    "from_dlpack",
+    "has_no_value",
+    "is_fake",
+    "is_saved_by_its_maker",
+    "own_memory",
+    "release_weak_storage",
+    "shape_of_edge",
+    "shares_memory",
+    "storage_key",
+    "storage_ref",
+    "weak_storage",
+]
+
 #: What torch.utils.dlpack.from_dlpack ends in, for a capsule: 0.5 us against 1.1.
 from_dlpack = torch._C._from_dlpack
 

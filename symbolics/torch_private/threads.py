@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 
+__all__ = ["openmp_functions"]
+
 #: What each returns is told in threads.h; the first is at::get_num_threads, which no header of C names.
 _FUNCTIONS = (
     "_ZN2at15get_num_threadsEv", "omp_set_num_threads", "omp_get_num_procs", "GOMP_parallel", "MKL_Set_Num_Threads_Local", "omp_get_thread_limit",

@@ -11,6 +11,36 @@ import torch
 
 from symbolics.torch_private.watching import unheard
 
+__all__ = [
+    "comes_of_sizes",
+    "compiled_call",
+    "has_bodies",
+    "inner_function",
+    "is_tracing",
+    "opsets_of_torchscript",
+    "overwrite_traced",
+    "paused_capture",
+    "replace_traced",
+    "set_traced_value",
+    "sized_by_values",
+    "sizes_behind",
+    "tensor_type",
+    "torchscript_constant",
+    "torchscript_exporter",
+    "torchscript_has",
+    "torchscript_numbers",
+    "torchscript_passes",
+    "torchscript_reshape",
+    "torchscript_shape",
+    "torchscript_symbolic",
+    "traced_graph",
+    "traced_producer",
+    "traced_value",
+    "traced_values_kept",
+    "tracing_questions",
+    "tracing_questions_of_c",
+]
+
 
 @contextlib.contextmanager
 def paused_capture() -> Iterator[None]:

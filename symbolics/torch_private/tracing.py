@@ -10,6 +10,22 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+__all__ = [
+    "condition_on_sizes",
+    "fake_mode",
+    "fake_tensor",
+    "functionalized",
+    "is_data_dependent",
+    "is_once_differentiable",
+    "lift_constants",
+    "materialization_watched",
+    "symbolic_size",
+    "trace_to_aten",
+    "traced_nodes",
+    "translator_of",
+    "written_arguments",
+]
+
 
 def fake_mode() -> tuple[Any, Any]:
     """A world of fake tensors of its own: (ShapeEnv, FakeTensorMode). No public way makes one with symbolic sizes."""

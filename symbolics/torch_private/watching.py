@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+__all__ = ["answered_draws", "every_result", "is_random", "operators_heard", "random_operators", "unheard"]
+
 
 def unheard() -> contextlib.AbstractContextManager[Any]:
     """Neither torch function modes nor subclasses of Tensor hear of the torch functions that run inside."""
