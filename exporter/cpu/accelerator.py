@@ -13,14 +13,14 @@ from exporter.cpu.blocked import block_channels
 from exporter.cpu.elementwise import fuse
 from exporter.cpu.in_place import take_out_updates
 from exporter.cpu.moves import move_at_once
-from exporter.cpu.operators import has_wide_vectors, library
+from exporter.cpu.operators import DOMAIN, has_wide_vectors, library
 from exporter.cpu.phases import convolve_phases
 from exporter.cpu.pools import pool_at_once
 from exporter.cpu.products import multiply_few_windows
-from exporter.cpu.recurrences import run_recurrences
+from exporter.cpu.recurrences import RECURRENCES
 from exporter.cpu.weights import conv_weight
 from exporter.runtime.accelerate import CONV_WEIGHT_GRAD, Optimized, Part, Request
-from exporter.runtime.claims import claim
+from exporter.runtime.claims import Claim, claim
 from exporter.runtime.facts import ShapeAndType, find_facts
 from exporter.runtime.providers import is_cpu_alone
 
@@ -45,21 +45,26 @@ class Pass(NamedTuple):
     parts: frozenset[Part] = frozenset(("inference", "forward", "backward", "step"))
 
 
+#: The gradients by name that the library computes.
+CLAIMS: dict[str, Claim] = {"ConvWeight": conv_weight, **RECURRENCES}
+
+
+def _claims(model: ir.Model, request: Request, facts: Facts) -> int:
+    claimed = claim(model, {} if library() is None else CLAIMS)
+    if claimed:
+        model.graph.opset_imports[DOMAIN] = 1
+    return claimed
+
+
 def _chains(model: ir.Model, request: Request, facts: Facts) -> int:
     # Of a forward, only what replaces NaN: onnxruntime has kernels for whole compositions (Gelu, normalizations), which it would no longer find.
     return fuse(model, guards_only=request.part == "forward", facts=facts)
 
 
-#: In the order in which they run: each finds what those before it have left. Gradients that nobody claims by name are nodes of the graph for those behind.
-#: Recurrences come before chains, which change the bodies of Scans;
+#: In the order in which they run: each finds what those before it have left. Gradients that nobody claims by name are nodes of the graph for those behind;
 #: moves come last, for all others put in products and what lays their operands out.
 PASSES = (
-    Pass(
-        "gradients by name",
-        lambda model, request, facts: claim(model, {"ConvWeight": conv_weight} if library() is not None else {}),
-        needs_library=False,
-    ),
-    Pass("recurrences", lambda model, request, facts: run_recurrences(model)),
+    Pass("gradients by name", _claims, needs_library=False),
     Pass("chains", _chains, parts=frozenset(("forward", "backward", "step"))),
     Pass("few windows", lambda model, request, facts: multiply_few_windows(model, request.sizes), needs_library=False),
     Pass("strides by phases", lambda model, request, facts: convolve_phases(model, request.sizes)),

@@ -36,7 +36,7 @@ _FEW_CHANNELS, _MANY_POSITIONS = 24, 32  # of fewer channels, or a larger kernel
 _MOST_WASTE = 1.3  # times as many places: the zeros are multiplied, too
 
 
-def conv_weight(op: Emitter, node: ir.Node, facts: Mapping[ir.Value, ShapeAndType]) -> ir.Value | None:
+def conv_weight(op: Emitter, node: ir.Node, facts: Mapping[ir.Value, ShapeAndType]) -> list[ir.Value] | None:
     """What stands for a call of ConvWeight; None where the nodes of its body are as good.
 
     Args:
@@ -55,7 +55,7 @@ def conv_weight(op: Emitter, node: ir.Node, facts: Mapping[ir.Value, ShapeAndTyp
     if found.outs[0] is not None and math.prod(size or 0 for size in (found.outs[0], *found.outs[2:])) < results:
         return None  # what is seen is smaller than the product
     made = _in_one_node(op, found) or _in_products(op, found, channels, results)
-    return None if made is None else op.Reshape(made, op.i64([results, channels, *found.kernel]))
+    return None if made is None else [op.Reshape(made, op.i64([results, channels, *found.kernel]))]
 
 
 def _in_one_node(op: Emitter, found: ConvWeight) -> ir.Value | None:

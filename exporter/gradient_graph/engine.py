@@ -10,6 +10,7 @@ import onnx_ir as ir
 from exporter.gradient_graph.inference import infer_shapes
 from symbolics.errors import FormatError, PythonopError
 from symbolics.gradients import COMPOSITES, FLAT, NONDIFFERENTIABLE, RULES, Rule
+from symbolics.gradients.bodies import OWN_RULE
 from symbolics.graph.builder import Builder
 from symbolics.graph.copies import function_body, inline, inline_body, replace
 from symbolics.graph.folding import fold, taken_branch
@@ -50,6 +51,11 @@ class Engine:
         self.scope.register(self.model.graph)
         add_called(self.model, self.scope)
 
+    def rule_of(self, node: ir.Node) -> Rule | None:
+        """The rule of a node: its own, or that of its operator."""
+        own: Rule | None = node.meta.get(OWN_RULE)
+        return own or self.rules.get((node.domain, node.op_type))
+
     # ---------------------------------------------------------------------------------------------------- the expansion
     def expand_all(self, targets: Sequence[ir.Value], ends: Callable[[], Iterable[ir.Value]]) -> None:
         """Expand until every node between the targets and the ends has a rule, and know all types and shapes that can be known.
@@ -62,7 +68,7 @@ class Engine:
         while self.expand(targets, ends()):
             folded = True
             while folded:  # what folds makes ranks known, and known ranks fold
-                self.scope.register(self.model.graph)
+                self.register()
                 infer_shapes(self.model)
                 self.expanded, folded = fold(Builder(self.scope), self.expanded)
         name_dims(self.model.graph, self.scope.const)
@@ -100,7 +106,7 @@ class Engine:
             with op.arithmetic():
                 composed = COMPOSITES[key](op, node)
             return None if composed is None else (op.nodes, composed)
-        function = None if key in self.rules else function_body(node, self.model.functions, self.scope.opset)
+        function = None if self.rule_of(node) is not None else function_body(node, self.model.functions, self.scope.opset)
         return None if function is None else inline(self.scope, node, function)
 
     # ------------------------------------------------------------------------------------------------------- the path
@@ -111,7 +117,7 @@ class Engine:
             if self.is_flat(node):
                 continue
             if any(v in active for v in self.reads(node)):
-                rule = self.rules.get((node.domain, node.op_type))
+                rule = self.rule_of(node)
                 through = rule is not None and rule.straight_through
                 made = [o for o in node.outputs if through or may_be_float(o)]
                 if made:
@@ -133,14 +139,13 @@ class Engine:
 
     def reads(self, node: ir.Node) -> Sequence[ir.Value | None]:
         """What a gradient of the node's outputs could go to."""
-        rule = self.rules.get((node.domain, node.op_type))
+        rule = self.rule_of(node)
         inputs = node.inputs if rule is None else rule.inputs(node)
         return (*inputs, *captured(node)) if subgraphs(node) else inputs
 
     def is_flat(self, node: ir.Node) -> bool:
         """Whether no gradient flows through a node, not even zeros: it makes integers, or it is a stop-gradient mark."""
-        key = (node.domain, node.op_type)
-        return key not in self.rules and (node.op_type in NONDIFFERENTIABLE if node.domain == "" else is_mark(node))
+        return self.rule_of(node) is None and (node.op_type in NONDIFFERENTIABLE if node.domain == "" else is_mark(node))
 
     def is_step(self, node: ir.Node) -> bool:
         """Whether the gradient of a node is zero wherever it has one."""
@@ -191,7 +196,7 @@ class Engine:
 
     def apply(self, op: Builder, node: ir.Node, cotangents: list[ir.Value | None]) -> list[tuple[ir.Value, ir.Value]]:
         """Cotangents of what the node reads, from those of its outputs; summed and cast to the values they belong to."""
-        rule = self.rules.get((node.domain, node.op_type))
+        rule = self.rule_of(node)
         if rule is None:
             raise unsupported(node, "the operator has no rule and no function body")
         if not node.domain and not subgraphs(node):

@@ -15,7 +15,7 @@ from exporter.files.skeleton import SMALL, is_weight, skeleton
 from exporter.files.weights import lift_initializers, lift_weights
 from exporter.gradient_graph.inference import infer_shapes
 from symbolics.errors import FormatError
-from symbolics.gradients.bodies import EXPOSED, OWN_BACKWARD
+from symbolics.gradients.bodies import EXPOSED, OWN_RULE
 from symbolics.graph.flatten import flatten, of_modules
 from symbolics.graph.values import attr, describe, graph_of, is_mark, rank_of, static_shape
 from symbolics.graph.walk import subgraphs, walk
@@ -52,7 +52,7 @@ def own_copy(source: Any, *, bounded: bool = False) -> ir.Model:
     model = open_model(source)
     lift_weights(model)
     for node in walk(model.graph):
-        for key in (EXPOSED, OWN_BACKWARD):  # of an earlier build: to this one all outputs are alike
+        for key in (EXPOSED, OWN_RULE):  # of an earlier build: to this one all outputs are alike
             node.meta.pop(key, None)
     for value in model.graph.initializers.values():
         tensor = value.const_value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Self
 
 import onnx_ir as ir
@@ -13,13 +13,13 @@ from symbolics.graph.emitter import Emitter
 from symbolics.graph.named import name_of_call
 from symbolics.graph.scope import Scope, free_prefix
 from symbolics.graph.values import attr
-from symbolics.graph.walk import walk
+from symbolics.graph.walk import remove_unread, unread, walk
 from symbolics.node.names import GRADIENT_DOMAIN
 
 __all__ = ["Claim", "ConvWeight", "claim"]
 
-#: (takes nodes, a call, shapes and types of values) -> what stands for its result; None where its body is as good.
-Claim = Callable[[Emitter, ir.Node, Mapping[ir.Value, ShapeAndType]], ir.Value | None]
+#: (takes nodes, a call, shapes and types of values) -> what stands for its results; None where its body is as good.
+Claim = Callable[[Emitter, ir.Node, Mapping[ir.Value, ShapeAndType]], Sequence[ir.Value] | None]
 
 
 def claim(model: ir.Model, claims: Mapping[str, Claim]) -> int:
@@ -39,22 +39,22 @@ def claim(model: ir.Model, claims: Mapping[str, Claim]) -> int:
     wanted = [node for node in calls if name_of_call(node) in claims]
     if any(value is not None and fact_of(value, facts)[0] is None for node in wanted for value in node.inputs):
         find_facts(model, facts)
-    scope = Scope(free_prefix(model.graph, "grad/"), lambda value: False)
+    scope, before = Scope(free_prefix(model.graph, "grad/"), lambda value: False), unread(model.graph)
     claimed = 0
     for node in calls:
-        op, made = Emitter(scope), None
-        if node in wanted:
-            made = claims[name_of_call(node) or ""](op, node, facts)
-            claimed += made is not None
+        op = Emitter(scope)
+        made = claims[name_of_call(node) or ""](op, node, facts) if node in wanted else None
+        claimed += made is not None
         function = model.functions.get(node.op_identifier())
         if made is not None:
-            replace(scope, node, op.nodes, [made])
+            replace(scope, node, op.nodes, list(made))
         elif function is not None:
             replace(scope, node, *inline(scope, node, function))
     for key in [key for key in model.functions if key[0] == GRADIENT_DOMAIN]:
         del model.functions[key]
     model.graph.opset_imports.pop(GRADIENT_DOMAIN, None)
     scope.register(model.graph)
+    remove_unread(model.graph, before)
     return claimed
 
 

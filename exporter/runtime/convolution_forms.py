@@ -34,7 +34,12 @@ def weights_of_convolutions(model: ir.Model) -> int:
     return claim(model, {"ConvWeight": _claimed})
 
 
-def _claimed(op: Emitter, node: ir.Node, facts: Mapping[ir.Value, ShapeAndType]) -> ir.Value | None:
+def _claimed(op: Emitter, node: ir.Node, facts: Mapping[ir.Value, ShapeAndType]) -> list[ir.Value] | None:
+    made = _form(op, node, facts)
+    return None if made is None else [made]
+
+
+def _form(op: Emitter, node: ir.Node, facts: Mapping[ir.Value, ShapeAndType]) -> ir.Value | None:
     found = ConvWeight.of(node, facts)
     if found is None or len(found.kernel) != 2 or found.kind is not ir.DataType.FLOAT:
         return None

@@ -178,9 +178,10 @@ def _asks_for_rows(node: ir.Node) -> ir.Node | None:
     return top if array is not None and array.size == 1 and np.isneginf(array.item()) else None
 
 
-#: provider, as `exporter.runtime.providers` names it for short -> what writes a model in forms that it takes.
+#: provider, as `exporter.runtime.providers` names it for short -> what writes a model in forms that it takes. Gradients by name come first, which become
+#: nodes that the others look at.
 FORMS: Mapping[str, tuple[Callable[[ir.Model], int], ...]] = {
-    "openvino": (sums_over_repeats, rows_of_infinity, captures_as_states, weights_of_convolutions),
+    "openvino": (weights_of_convolutions, sums_over_repeats, rows_of_infinity, captures_as_states),
 }
 
 

@@ -23,7 +23,7 @@ from symbolics.node.backward import is_backward, is_python_op_grad
 
 __all__ = [
     "EXPOSED",
-    "OWN_BACKWARD",
+    "OWN_RULE",
     "Iteration",
     "Reader",
     "Replay",
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 EXPOSED = "pythonop.exposed"  # node.meta: key -> index of the output that carries it
-OWN_BACKWARD = "pythonop.backward"  # node.meta: the rule of a Scan that was written together with its backward
+OWN_RULE = "pythonop.rule"  # node.meta: the rule of a call of a named function that was written together with its backward
 
 
 def is_function_of_torch(node: ir.Node) -> bool:

@@ -11,7 +11,6 @@ from onnx_ir import Value
 
 from symbolics.errors import UnsupportedOperatorError
 from symbolics.gradients.bodies import (
-    OWN_BACKWARD,
     Iteration,
     Reader,
     Replay,
@@ -121,8 +120,6 @@ def iterate(op: Builder, gs: Sequence[Value | None], *xs: Value, node: ir.Node) 
 
     Where the gradient of a state is not always there, whether it is goes along: a state that nobody uses has none in the last iteration.
     """
-    if OWN_BACKWARD in node.meta:
-        return node.meta[OWN_BACKWARD](op, node, gs)
     iteration = Iteration.of(op, node)
     targets = _targets(op, node, iteration, gs)
     turn = _turn_back(op, node, iteration, gs, targets)

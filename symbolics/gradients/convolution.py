@@ -130,23 +130,13 @@ def _weight(op: Builder, slide: Windows, large: Value, small: Value, w: Value, g
     kernel, before, after = known
     large.shape, small.shape = large.shape or slide.large.shape, small.shape or slide.small.shape
 
-    def write(inside: Builder, given: Sequence[Value]) -> Value:
+    def write(inside: Builder, given: Sequence[Value]) -> list[Value]:
         here = dataclasses.replace(slide, op=inside, large=given[0], small=given[1])
         like = Value(name="weights", type=w.type, shape=w.shape)  # of which the body asks the shape alone
-        return _weight_in_nodes(inside, here, given[0], given[1], like, group)
+        return [_weight_in_nodes(inside, here, given[0], given[1], like, group)]
 
-    pads = [*before, *after]
-    return call(
-        op,
-        "ConvWeight",
-        [large, small],
-        write,
-        kernel_shape=kernel,
-        strides=slide.strides,
-        dilations=slide.dilations,
-        pads=pads,
-        group=[group],
-    )
+    geometry = {"kernel_shape": kernel, "strides": slide.strides, "dilations": slide.dilations, "pads": [*before, *after], "group": [group]}
+    return call(op, "ConvWeight", [large, small], write, **geometry)[0]
 
 
 def _weight_in_nodes(op: Builder, slide: Windows, large: Value, small: Value, w: Value, group: int) -> Value:

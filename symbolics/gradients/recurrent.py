@@ -1,6 +1,7 @@
 """LSTM, GRU and RNN as a Scan over time of primitives, one per direction.
 
-The rule of Scan does the rest, but for the plain LSTM and GRU, whose Scans keep what their own backward reads (`_plain_lstm`, `_plain_gru`).
+The rule of Scan does the rest, but for the plain LSTM and GRU: their Scans keep what their own backward reads, and each is a call by its name
+(`_plain_lstm`, `_plain_gru`).
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from typing import Any
 import onnx_ir as ir
 from onnx_ir import Value
 
-from symbolics.gradients.bodies import OWN_BACKWARD
-from symbolics.gradients.registry import composite
+from symbolics.gradients.bodies import OWN_RULE
+from symbolics.gradients.registry import Rule, composite
 from symbolics.graph.builder import Builder
 from symbolics.graph.gru import gru_backward_step, gru_step
 from symbolics.graph.lstm import lstm_backward_step, lstm_step
+from symbolics.graph.named import call
 from symbolics.graph.values import attr, dtype_of
 
 __all__: list[str] = []
@@ -249,44 +251,51 @@ def lstm(
 
 
 # ------------------------------------------------------------------------------------------------ the plain LSTM and GRU
-def _scan(
+def _steps(
     op: Builder,
+    name: str,
     states: Sequence[Value],
     read: Sequence[Value],
+    weights: Sequence[Value],
     reverse: bool,
-    outputs: int,
-    step: Callable[[Builder, list[Value], list[Value]], list[Value]],
-    backward: Callable[..., dict[Value, Value]] | None = None,
+    step: Callable[[Builder, list[Value], list[Value], list[Value]], list[Value]],
+    stacked: Sequence[int],
 ) -> list[Value]:
-    """A Scan over axis 0 of ``read``: ``step`` makes of the states and of what is read of one time the next states, and then what is stacked.
+    """A call of a function: a Scan over axis 0 of ``read`` that makes of the states and of what is read of one time the next states, and then what is stacked.
 
     Args:
-        op: Takes the node.
+        op: Takes the call.
+        name: Of the function.
         states: The first ones, (B, H).
         read: (T, B, *).
+        weights: What ``step`` reads at each time. The inputs of the call are the states, what is read, and these.
         reverse: From the last time to the first.
-        outputs: How many ``step`` makes.
-        step: (op, states, what is read) -> its outputs.
-        backward: The rule of the Scan's gradient, where it has one of its own.
+        step: (op, states, what is read, weights) -> the next states, and what is stacked.
+        stacked: How many times as wide as a state (H) each is that is stacked.
     """
-    inside, name, kind = op.child(), op.scope.name, ir.TensorType(dtype_of(read[0]))
-    given = [Value(name=name("step"), type=kind, shape=ir.Shape([None, None])) for _ in (*states, *read)]
-    with inside.arithmetic():
-        ends = step(inside, given[: len(states)], given[len(states) :])
-    body, way = ir.Graph(given, ends, nodes=inside.nodes, name=name("body")), int(reverse)
-    made: list[Value] = op.node(
-        "Scan", [*states, *read], outputs=outputs, body=body, num_scan_inputs=len(read),
-        scan_input_directions=[way] * len(read), scan_output_directions=[way] * (outputs - len(states)),
-    )  # fmt: skip
-    if backward is not None and (node := made[0].producer()) is not None:
-        node.meta[OWN_BACKWARD] = backward
-    return made
+    n, m = len(states), len(states) + len(read)
 
+    def write(inside: Builder, given: Sequence[Value]) -> list[Value]:
+        body, kind, scope = inside.child(), ir.TensorType(dtype_of(read[0])), inside.scope
+        inner = [Value(name=scope.name("step"), type=kind, shape=ir.Shape([None, None])) for _ in given[:m]]
+        with body.arithmetic():
+            ends = step(body, inner[:n], inner[n:], list(given[m:]))
+        way = int(reverse)
+        made: Sequence[Value] = inside.node(
+            "Scan", given[:m], outputs=len(ends), body=ir.Graph(inner, ends, nodes=body.nodes, name=scope.name("body")),
+            num_scan_inputs=m - n, scan_input_directions=[way] * (m - n), scan_output_directions=[way] * (len(ends) - n),
+        )  # fmt: skip
+        shape = states[0].shape
+        for value in made:
+            value.type = kind
+        for value, like in zip(made, states):
+            value.shape = like.shape
+        if read[0].shape is not None and shape is not None and isinstance(hidden := shape[1], int):
+            for value, width in zip(made[n:], stacked, strict=True):
+                value.shape = ir.Shape([*list(read[0].shape)[:2], width * hidden])
+        return list(made)
 
-def _read_of(node: ir.Node) -> tuple[bool, list[Value]]:
-    """Of a Scan of `_scan`: whether it goes backwards, and what the first product of a step reads behind the state."""
-    product = next(inner for inner in attr(node, "body") if inner.op_type == "Gemm")
-    return bool(attr(node, "scan_input_directions")[0]), [value for value in product.inputs[1:] if value is not None]
+    return call(op, name, [*states, *read, *weights], write, reverse=[int(reverse)])
 
 
 def _of_weights(op: Builder, first: Value, states: Value, before: Value, rt: Value, reverse: bool) -> Value:
@@ -297,6 +306,13 @@ def _of_weights(op: Builder, first: Value, states: Value, before: Value, rt: Val
     return op.Gemm(op.Reshape(earlier, [-1, hidden]), op.Reshape(before, [-1, wide]), transA=1)
 
 
+def _with_rule(made: list[Value], rule: Rule) -> list[Value]:
+    """The results of a call that has a rule of its own."""
+    if (node := made[0].producer()) is not None:
+        node.meta[OWN_RULE] = rule
+    return made
+
+
 def _plain_lstm(op: Builder, x: Value, initial: Sequence[Value], reverse: bool, r: Value, b: Value | None) -> tuple[Value, ...]:
     """`_over_time` for the usual activations: (T, B, 4H), [(B, H), (B, H)] -> (all h (T, B, H), last h, last c).
 
@@ -304,32 +320,35 @@ def _plain_lstm(op: Builder, x: Value, initial: Sequence[Value], reverse: bool, 
     since whole stacks of them would double the memory of the backward.
     """
     rt = op.Transpose(r, perm=[1, 0])
-    last_h, last_c, y, *_ = _scan(
-        op, initial, [x], reverse, 6, lambda op, states, read: lstm_step(op, states[0], states[1], read[0], rt), _plain_lstm_backward
+    made = _steps(
+        op,
+        "LSTM",
+        initial,
+        [x],
+        [rt],
+        reverse,
+        lambda op, states, read, weights: lstm_step(op, states[0], states[1], read[0], weights[0]),
+        (1, 4, 1, 1),
     )
+    last_h, last_c, y, *_ = _with_rule(made, _LSTM)
     return y, last_h, last_c
 
 
-def _plain_lstm_backward(op: Builder, node: ir.Node, cotangents: Sequence[Value | None]) -> dict[Value, Value]:
+def _plain_lstm_backward(op: Builder, node: ir.Node, *cotangents: Value | None) -> dict[Value, Value]:
     """From the last step to the first, seven small nodes a step; the product for the gradient of R stands outside of the Scan.
 
     With dh, dc the gradients of a step's h and c: dc += dh o (1 - tanh(c)^2), the gradients before the activations are
     [dc g i(1-i), dh tanh(c) o(1-o), dc c' f(1-f), dc i (1 - g^2)], and the step before gets dh = those R, dc = dc f.
     """
-    h0, c0, x = (v for v in node.inputs if v is not None)
+    h0, c0, x, rt = (v for v in node.inputs if v is not None)
     _, _, y, *read = node.outputs
     dh_last, dc_last, dy = cotangents[:3]
-    reverse, (rt, _) = _read_of(node)
-    r = op.Transpose(rt, perm=[1, 0])
+    reverse = bool(attr(node, "reverse")[0])
     start = [op.zeros_like(v) if g is None else g for g, v in ((dh_last, h0), (dc_last, c0))]
-    dh0, dc0, dx = _scan(
-        op,
-        start,
-        [*read, *([] if dy is None else [dy])],
-        not reverse,
-        3,
-        lambda op, states, read: lstm_backward_step(op, states[0], states[1], read, r),
-    )
+    dh0, dc0, dx = _steps(
+        op, "LSTMGrad", start, [*read, *([] if dy is None else [dy])], [op.Transpose(rt, perm=[1, 0])], not reverse,
+        lambda op, states, read, weights: lstm_backward_step(op, states[0], states[1], read, weights[0]), (4,),
+    )  # fmt: skip
     dx.type, dx.shape = x.type, x.shape
     out: dict[Value, Value] = {}
     for value, g in ((h0, dh0), (c0, dc0), (x, dx), (rt, _of_weights(op, h0, y, dx, rt, reverse))):
@@ -347,33 +366,39 @@ def _plain_gru(op: Builder, x: Value, initial: Sequence[Value], reverse: bool, r
     if b is not None:
         of_new = op.Split(b, axis=0, num_outputs=6, outputs=6)[-1]
         bias = op.Concat(op.zeros(op.Mul(op.Shape(of_new), op.i64([2])), dtype_of(x)), of_new, axis=0)
-    last, y, *_ = _scan(
-        op, initial, [x], reverse, 5, lambda op, states, read: gru_step(op, states[0], read[0], rt, bias), _plain_gru_backward
+    made = _steps(
+        op,
+        "GRU",
+        initial,
+        [x],
+        [rt, bias],
+        reverse,
+        lambda op, states, read, weights: gru_step(op, states[0], read[0], weights[0], weights[1]),
+        (1, 3, 1, 1),
     )
+    last, y, *_ = _with_rule(made, _GRU)
     return y, last
 
 
-def _plain_gru_backward(op: Builder, node: ir.Node, cotangents: Sequence[Value | None]) -> dict[Value, Value]:
+def _plain_gru_backward(op: Builder, node: ir.Node, *cotangents: Value | None) -> dict[Value, Value]:
     """As `_plain_lstm_backward`; `gru_backward_step` says of what.
 
     With dh' the gradient of a step's h' = n + z (h - n): before the activations of z, r and n it is dh' (h - n) z(1-z), dn a_n r(1-r) and
     dn = dh' (1-z) (1 - n^2); the product gets the first two and dn r, and the step before what R makes of them, and dh' z.
     """
-    h0, x = (v for v in node.inputs if v is not None)
+    h0, x, rt, bias = (v for v in node.inputs if v is not None)
     _, y, *read = node.outputs
     dh_last, dy = cotangents[:2]
-    reverse, (rt, bias) = _read_of(node)
-    r = op.Transpose(rt, perm=[1, 0])
+    reverse = bool(attr(node, "reverse")[0])
     start = op.zeros_like(h0) if dh_last is None else dh_last
-    dh0, before, dx = _scan(
-        op,
-        [start],
-        [*read, *([] if dy is None else [dy])],
-        not reverse,
-        3,
-        lambda op, states, read: gru_backward_step(op, states[0], read, r),
-    )
+    dh0, before, dx = _steps(
+        op, "GRUGrad", [start], [*read, *([] if dy is None else [dy])], [op.Transpose(rt, perm=[1, 0])], not reverse,
+        lambda op, states, read, weights: gru_backward_step(op, states[0], read, weights[0]), (3, 3),
+    )  # fmt: skip
     for value in (before, dx):
         value.type, value.shape = x.type, x.shape
     dh0.type = x.type
     return {h0: dh0, x: dx, rt: _of_weights(op, h0, y, before, rt, reverse), bias: op.ReduceSum(before, op.i64([0, 1]), keepdims=0)}
+
+
+_LSTM, _GRU = Rule(_plain_lstm_backward), Rule(_plain_gru_backward)

@@ -1,7 +1,6 @@
 """One step of a plain GRU, and of its gradient, as the Scans of symbolics/gradients/recurrent.py hold them.
 
 Plain: the usual activations, and the reset gate behind the product with the states' weights, as torch has it (``linear_before_reset``).
-exporter/cpu/recurrences.py knows these Scans again by this module.
 """
 
 from __future__ import annotations

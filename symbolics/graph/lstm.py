@@ -1,7 +1,4 @@
-"""One step of a plain LSTM, and of its gradient, as the Scans of symbolics/gradients/recurrent.py hold them.
-
-A module of its own, since exporter/cpu/recurrences.py knows these Scans again by it.
-"""
+"""One step of a plain LSTM, and of its gradient, as the Scans of symbolics/gradients/recurrent.py hold them."""
 
 from __future__ import annotations
 

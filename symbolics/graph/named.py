@@ -7,7 +7,6 @@ the same faster finds the call by its name and attributes, in place of recognisi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import onnx_ir as ir
 
@@ -25,46 +24,47 @@ def name_of_call(node: ir.Node) -> str | None:
     return node.op_type.partition("_")[0] if node.domain == GRADIENT_DOMAIN else None
 
 
-def call(
-    op: Builder, name: str, inputs: Sequence[ir.Value], write: Callable[[Builder, Sequence[ir.Value]], ir.Value], **attributes: Any
-) -> ir.Value:
-    """Call a function that computes one value.
+Write = Callable[[Builder, Sequence[ir.Value]], Sequence[ir.Value]]
+
+
+def call(op: Builder, name: str, inputs: Sequence[ir.Value], write: Write, **attributes: Sequence[int]) -> list[ir.Value]:
+    """Call a function.
 
     Args:
         op: Takes the call. The function waits in its scope until `add_called` gives it to the model.
         name: What is computed, without an underscore.
         inputs: All that the body reads, of known type and rank.
-        write: (an emitter, the values that stand for ``inputs``) -> the result. It may look at sizes: calls whose inputs have the same ones and whose attributes are
-            equal share a function.
+        write: (an emitter, the values that stand for ``inputs``) -> the results, each made by a node of its own. It may look at sizes: calls whose inputs have
+            the same ones and whose attributes are equal share a function.
         attributes: What else says what is computed. The body does not read them: who claims the call does.
+
+    Returns:
+        The results. Their types and shapes are those that ``write`` gave, or else the type of the first input and no shape.
     """
     sizes = tuple((value.dtype, None if value.shape is None else tuple(map(str, value.shape))) for value in inputs)
-    key = (name, sizes, tuple(sorted((kind, tuple(each) if isinstance(each, list) else each) for kind, each in attributes.items())))
+    key = (name, sizes, tuple(sorted((kind, tuple(numbers)) for kind, numbers in attributes.items())))
     functions = op.scope.called
     if key not in functions:
         taken = {function.name for function in (*functions.values(), *op.scope.functions.values()) if function.domain == GRADIENT_DOMAIN}
         numbers = (name if number == 1 else f"{name}_{number}" for number in range(1, len(taken) + 2))
         functions[key] = _function(op, next(free for free in numbers if free not in taken), inputs, write, attributes)
     function = functions[key]
-    result: ir.Value = op.node(function.name, inputs, domain=GRADIENT_DOMAIN, **attributes)
-    result.type, result.shape = function.outputs[0].type, function.outputs[0].shape
-    return result
+    made = op.node(function.name, inputs, domain=GRADIENT_DOMAIN, outputs=len(function.outputs), **attributes)
+    results: list[ir.Value] = [made] if len(function.outputs) == 1 else list(made)
+    for result, inner in zip(results, function.outputs, strict=True):
+        result.type, result.shape = inner.type, inner.shape
+    return results
 
 
-def _function(
-    op: Builder,
-    name: str,
-    inputs: Sequence[ir.Value],
-    write: Callable[[Builder, Sequence[ir.Value]], ir.Value],
-    attributes: Iterable[str],
-) -> ir.Function:
+def _function(op: Builder, name: str, inputs: Sequence[ir.Value], write: Write, attributes: Iterable[str]) -> ir.Function:
     scope = Scope("", lambda value: False)
     scope.opset = op.scope.opset
     inside = Builder(scope)
     given = [ir.Value(name=f"x{place}", type=value.type, shape=value.shape) for place, value in enumerate(inputs)]
     with inside.arithmetic():
-        result = write(inside, given)
-    result.type = result.type or ir.TensorType(dtype_of(given[0]))
+        results = write(inside, given)
+    for result in results:
+        result.type = result.type or ir.TensorType(dtype_of(given[0]))
     constants = []
     for value in scope.constants.values():  # a function has no initializers
         if value.uses() and value.const_value is not None:
@@ -73,7 +73,7 @@ def _function(
             made.name, made.type, made.shape = value.name, value.type, value.shape
             value.replace_all_uses_with(made)
             constants.append(node)
-    graph = ir.Graph(given, [result], nodes=[*constants, *prune(inside.nodes, [result])], name=name, opset_imports={"": scope.opset})
+    graph = ir.Graph(given, results, nodes=[*constants, *prune(inside.nodes, results)], name=name, opset_imports={"": scope.opset})
     return ir.Function(GRADIENT_DOMAIN, name, graph=graph, attributes=[ir.Attr(each, ir.AttributeType.INTS, None) for each in attributes])
 
 

@@ -32,5 +32,5 @@ def claim_gradients(model):
 def rewrite_convolutions(model, sizes=None, facts=None, *, native):
     """All passes behind the chains; how many nodes they replaced."""
     request, facts = Request("step", sizes or {}), {} if facts is None else facts
-    passes = [each for each in PASSES if each.name not in ("recurrences", "chains") and (native or not each.needs_library)]
+    passes = [each for each in PASSES if each.name not in ("gradients by name", "chains") and (native or not each.needs_library)]
     return sum(each.run(model, request, facts) for each in passes)

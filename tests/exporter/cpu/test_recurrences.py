@@ -12,12 +12,15 @@ import torch
 from torch import nn
 
 import exporter
-from exporter.cpu import accelerator, recurrences
+from exporter.cpu import accelerator
 from exporter.cpu.operators import DOMAIN
-from exporter.cpu.recurrences import GRU, GRU_GRAD, LSTM, LSTM_GRAD, run_recurrences
+from exporter.cpu.recurrences import GRU, GRU_GRAD, LSTM, LSTM_GRAD, recurrence
 from exporter.training.trainer import Trainer
+from symbolics.graph.emitter import Emitter
+from symbolics.graph.named import name_of_call
+from symbolics.graph.scope import Scope
 from symbolics.graph.walk import walk
-from tests.exporter.cpu.support import inference_session, session_options
+from tests.exporter.cpu.support import claim_gradients, inference_session, session_options
 
 
 class Sum(nn.Module):
@@ -43,7 +46,11 @@ def states_of(kind, *shape):
 
 
 def kinds(model):
-    return [node.op_type for node in walk(model.graph) if node.op_type in (LSTM, LSTM_GRAD, GRU, GRU_GRAD, "Scan", "Loop")]
+    return [
+        name_of_call(node) or node.op_type
+        for node in walk(model.graph)
+        if name_of_call(node) or node.op_type in (LSTM, LSTM_GRAD, GRU, GRU_GRAD, "Scan", "Loop")
+    ]
 
 
 def runs_both(model, changed, feeds):
@@ -78,11 +85,12 @@ def test_both_doors_call_it(kind, names, monkeypatch, tmp_path):
     """A loaded module's forward and backward, and a training step."""
     counts = []
 
-    def counted(model):
-        counts.append(run_recurrences(model))
+    def counted(model, claims):
+        counts.append(claim(model, claims))
         return counts[-1]
 
-    monkeypatch.setattr(accelerator, "run_recurrences", counted)
+    claim = accelerator.claim
+    monkeypatch.setattr(accelerator, "claim", counted)
     given = (torch.randn(3, 2, 4), *states_of(kind, 1, 2, 8))
     exporter.export(Sum(kind, 4, 8, False), given, training=True).save(tmp_path / "recurrence.onnx")
     exporter.load(tmp_path / "recurrence.onnx")(*given).backward()
@@ -92,8 +100,8 @@ def test_both_doors_call_it(kind, names, monkeypatch, tmp_path):
     assert sum(counts) == 2
 
 
-def scans(kind, *args, time=6, batch=5, hidden=40, **options):
-    """The whole gradient graph of a recurrence, its Scans in it, and what it takes."""
+def graph_of(kind, *args, time=6, batch=5, hidden=40, **options):
+    """The whole gradient graph of a recurrence, and what it takes."""
     torch.manual_seed(0)
     module = Sum(kind, 3, hidden, *args, **options)
     given = (torch.randn(time, batch, 3), *states_of(kind, 1 + module.recurrence.bidirectional, batch, hidden))
@@ -104,118 +112,94 @@ def scans(kind, *args, time=6, batch=5, hidden=40, **options):
     return model, feeds
 
 
+NAMES = {nn.LSTM: ["LSTM", "LSTMGrad"], nn.GRU: ["GRU", "GRUGrad"]}
+
+
 @pytest.mark.parametrize(("states", "sequence"), [(True, True), (True, False), (False, True)], ids=["all", "states", "sequence"])
 @pytest.mark.parametrize("both_ways", [False, True])
 @pytest.mark.parametrize("bias", [True, False], ids=["", "no biases"])
 @KINDS
-def test_the_nodes_are_the_scans(kind, names, states, sequence, both_ways, bias):
-    model, feeds = scans(kind, both_ways, states=states, sequence=sequence, bias=bias)
+def test_the_nodes_are_the_calls(kind, names, states, sequence, both_ways, bias):
+    model, feeds = graph_of(kind, both_ways, states=states, sequence=sequence, bias=bias)
     changed, count = model.clone(), 1 + both_ways
-    assert kinds(model) == ["Scan"] * 2 * count
-    assert run_recurrences(changed) == 2 * count
+    assert sorted(kinds(model)) == sorted(NAMES[kind] * count)
+    assert claim_gradients(changed) == 2 * count
     assert sorted(kinds(changed)) == sorted(names * count)
     adds = bias and kind is nn.LSTM  # which a GRU's products do inside
     assert {len(node.inputs) for node in changed.graph if node.op_type == names[0]} == {4 + adds}
     assert len(model.graph) - len(changed.graph) == adds * count, "the Adds are gone"
     runs_both(model, changed, feeds)
     again = changed.clone()
-    assert run_recurrences(again) == 0
+    assert claim_gradients(again) == 0
 
 
-def scan(model, which=0):
-    return [node for node in model.graph if node.op_type == "Scan"][which]
+def call(model, which=0):
+    return [node for node in model.graph if name_of_call(node) in {"LSTM", "LSTMGrad", "GRU", "GRUGrad"}][which]
 
 
-def _body(model, op_type, which=0):
-    return next(node for node in scan(model, which).attributes["body"].as_graph() if node.op_type == op_type)
+def _no_way(node):
+    del node.attributes["reverse"]
 
 
-def _set(node, name, value):
-    node.attributes[name] = ir.AttrInt64s(name, value) if isinstance(value, list) else ir.AttrInt64(name, value)
+def _another_way(node):
+    node.attributes["reverse"] = ir.AttrInt64s("reverse", [2])
 
 
-def _other_operator(model):
-    _body(model, "Tanh").op_type = "Softsign"
+def _a_way_of_another_type(node):
+    node.attributes["reverse"] = ir.AttrInt64("reverse", 1)
 
 
-def _other_order(model):
-    concat = _body(model, "Concat")
-    first, second = concat.inputs[0], concat.inputs[1]
-    concat.replace_input_with(0, second)
-    concat.replace_input_with(1, first)
+def _doubles(node):
+    node.inputs[0].type = ir.TensorType(ir.DataType.DOUBLE)
 
 
-def _other_constant(model):
-    sub = _body(model, "Sub")
-    half = ir.Value(name="half", const_value=ir.tensor(np.float32(0.5), name="half"), type=ir.TensorType(ir.DataType.FLOAT))
-    model.graph.initializers["half"] = half
-    sub.replace_input_with(0, half)
+def _absent(node):
+    node.replace_input_with(0, None)
 
 
-def _scaled(model):
-    _body(model, "Gemm").attributes["beta"] = ir.AttrFloat32("beta", 0.5)
+def _one_more(node):
+    node.resize_inputs(len(node.inputs) + 2)
+    for place in (-1, -2):
+        node.replace_input_with(len(node.inputs) + place, node.inputs[1])
 
 
-def _other_ways(model):
-    _set(scan(model), "scan_output_directions", [1, 0, 0, 0])
+def _fewer(node):
+    node.resize_inputs(1)
 
 
-def _other_axis(model):
-    _set(scan(model), "scan_output_axes", [0, 1, 0, 0])
-
-
-def _unnamed(model):
-    scan(model).outputs[0].name = ""
-
-
-def _circle(model):
-    tanh, sigmoid = _body(model, "Tanh"), _body(model, "Sigmoid")
-    tanh.replace_input_with(0, sigmoid.outputs[0])
-    sigmoid.replace_input_with(0, tanh.outputs[0])
-
-
-def _doubles(model):
-    scan(model).inputs[0].type = ir.TensorType(ir.DataType.DOUBLE)
-
-
-def _of_no_type(model):
-    scan(model).attributes["body"].as_graph().inputs[-1].type = None
+def _fewer_outputs(node):
+    node.outputs[-1].replace_all_uses_with(node.outputs[-2])
+    node.resize_outputs(len(node.outputs) - 1)
 
 
 @pytest.mark.parametrize(
     "change",
-    [_other_operator, _other_order, _other_constant, _scaled, _other_ways, _other_axis, _unnamed, _circle, _doubles, _of_no_type],
+    [_no_way, _another_way, _a_way_of_another_type, _doubles, _absent, _one_more, _fewer, _fewer_outputs],
     ids=lambda f: f.__name__,
 )
+@pytest.mark.parametrize("which", [0, 1], ids=["forward", "backward"])
 @KINDS
-def test_another_scan_stays(kind, names, change):
-    model, _ = scans(kind, False)
-    change(model)
-    assert run_recurrences(model) == 1  # the gradient's
-    assert kinds(model).count("Scan") == 1 and kinds(model).count(names[0]) == 0
+def test_a_call_that_a_file_says_wrong_is_not_claimed(kind, names, which, change):
+    model, _ = graph_of(kind, False)
+    node = call(model, which)
+    change(node)
+    assert recurrence(Emitter(Scope("t/", lambda value: False)), node, {}) is None
 
 
 @pytest.mark.parametrize("shape", [(6, 1, 40), (6, 5, 1), (5, 40)], ids=str)
-@pytest.mark.parametrize("inferred", [False, True], ids=["said", "inferred"])
 @pytest.mark.parametrize("which", [0, 1], ids=["forward", "backward"])
 @KINDS
-def test_a_scan_that_spreads_what_it_reads_stays(kind, names, which, inferred, shape, monkeypatch):
+def test_a_call_that_spreads_what_it_reads_stays_a_scan(kind, names, which, shape):
     """Its operators add a row to each row of a state, which the native library refuses."""
-    model, _ = scans(kind, False)
-    value, shapes = scan(model, which).inputs[-1], {}
+    model, _ = graph_of(kind, False)
+    node = call(model, which)
+    states = 2 if kind is nn.LSTM else 1
+    value = node.inputs[states] if which == 0 else node.inputs[states + 3]
     if which == 0:
         shape = tuple(size * (4 if kind is nn.LSTM else 3) if size == 40 else size for size in shape)
-    value.shape, shapes[value.name] = None, ir.Shape(shape)
-    if inferred:
-        monkeypatch.setattr("exporter.cpu.recurrences._shapes", lambda model: shapes)
-        for node in model.graph.all_nodes():
-            for read in node.inputs:
-                if read is not None and node.op_type == "Gemm" and read.name and "ias" in read.name:
-                    shapes[read.name] = read.shape or ir.Shape([120])
-    else:
-        value.shape = ir.Shape(shape)
-    run_recurrences(model)
-    assert kinds(model).count(names[which]) == 0 and kinds(model).count("Scan") >= 1
+    value.shape = ir.Shape(shape)
+    claim_gradients(model)
+    assert kinds(model).count(names[which]) == 0 and kinds(model).count("Scan") == 1
 
 
 def _is_read(model, add, row):
@@ -230,40 +214,27 @@ def _turned(model, add, row):
 
 @pytest.mark.parametrize(
     ("change", "shape", "inputs"),
-    [
-        (None, [160], 5),
-        (_turned, [160], 5),
-        (_is_read, [160], 4),
-        (None, [1], 4),
-        (None, [1, 160], 4),
-        (None, ["n"], 4),
-        (None, None, 4),
-    ],
+    [(None, [160], 5), (_turned, [160], 5), (_is_read, [160], 4), (None, [1], 4), (None, [1, 160], 4), (None, ["n"], 4)],
 )
-def test_what_an_lstm_adds_to_what_it_reads(change, shape, inputs, monkeypatch):
+def test_what_an_lstm_adds_to_what_it_reads(change, shape, inputs):
     """A row for all rows of all steps is the node's; of anything else it is not known to be one."""
-    model, feeds = scans(nn.LSTM, False)
-    shapes, add = recurrences._shapes(model), scan(model).inputs[-1].producer()
-    (row,) = [value for value in add.inputs if len(value.shape or shapes[value.name]) == 1]
-    row.shape = None
-    shapes[row.name] = None if shape is None else ir.Shape(shape)
-    monkeypatch.setattr(recurrences, "_shapes", lambda model: shapes)
+    model, feeds = graph_of(nn.LSTM, False)
+    add = call(model).inputs[2].producer()
+    (row,) = [value for value in add.inputs if value.shape is not None and len(value.shape) == 1]
+    row.shape = ir.Shape(shape)
     if change is not None:
         change(model, add, row)
     changed = model.clone()
-    assert run_recurrences(changed) == 2
+    assert claim_gradients(changed) == 2
     assert [len(node.inputs) for node in changed.graph if node.op_type == LSTM] == [inputs]
     runs_both(model, changed, feeds)
 
 
-@pytest.mark.parametrize("change", [{"shape": [1]}, {"shape": [1, 120]}, {"shape": None}], ids=str)
-def test_a_gru_whose_bias_may_be_less_than_a_row_stays(change, monkeypatch):
-    model, _ = scans(nn.GRU, False)
-    (bias,) = (value for node in scan(model).attributes["body"].as_graph() if node.op_type == "Gemm" for value in node.inputs[2:])
-    bias.shape = None if change["shape"] is None else ir.Shape(change["shape"])
-    if change["shape"] is None:
-        monkeypatch.setattr("exporter.cpu.recurrences._shapes", lambda model: {})
-    assert run_recurrences(model) == 1 and kinds(model).count(GRU) == 0
+@pytest.mark.parametrize("shape", [[1], [1, 120]], ids=str)
+def test_a_gru_whose_bias_may_be_less_than_a_row_stays(shape):
+    model, _ = graph_of(nn.GRU, False)
+    call(model).inputs[3].shape = ir.Shape(shape)
+    assert claim_gradients(model) == 1 and kinds(model).count(GRU) == 0
 
 
 @pytest.mark.parametrize(
@@ -284,7 +255,7 @@ def test_a_gru_that_is_not_plain_is_no_node(option):
     model = exporter.build_gradient_graph(
         ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)), wrt=list(shapes)
     )
-    assert run_recurrences(model.clone()) == 0
+    assert claim_gradients(model.clone()) == 0
     if "clip" in option or "activations" in option:
         return
     given = {name: rng.standard_normal(shape, np.float32) * 0.5 for name, shape in shapes.items()}
@@ -381,60 +352,6 @@ def test_numbers_that_are_none_stay_in_their_rows():
     h, c, *_ = node(LSTM, GOOD).run(None, extreme)
     np.testing.assert_allclose(c, 2.0)  # gates of 0, then of 1: twice tanh(inf)
     np.testing.assert_allclose(h, np.tanh(2.0), rtol=1e-6)
-
-
-BODY = """step (float[b, 4] h, float[b, 4] c, float[b, d] x) => (float[b, 4] h1, float[b, 4] c1, float[b, 4] y, float[b, 16] s, float[b, 4] p, float[b, 4] f) {
-    gates = Gemm (h, weights, x)
-    gi, go, gf, gg = Split <axis = 1, num_outputs = 4> (gates)
-    i = Sigmoid (gi) o = Sigmoid (go) f = Sigmoid (gf) g = Tanh (gg)
-    old = Mul (f, c) added = Mul (i, g) c1 = Add (old, added) t = Tanh (c1) h1 = Mul (o, t)
-    a1 = Sub (one, i) a2 = Mul (added, a1) b1 = Sub (one, o) b2 = Mul (h1, b1) d1 = Sub (one, f) d2 = Mul (old, d1)
-    e1 = Mul (added, g) e2 = Sub (i, e1) s = Concat <axis = 1> (a2, b2, d2, e2)
-    y = Identity (h1) p1 = Mul (h1, t) p = Sub (o, p1)
-}"""
-
-
-def foreign(x=(3, 2, 16), within=False):
-    """A file's own Scan of the steps that our gradients write, and what it takes; its weights in the body, under a name that the outer graph has."""
-    rng = np.random.default_rng(0)
-    helper, array = onnx.helper, onnx.numpy_helper.from_array
-    body = onnx.parser.parse_graph(BODY.replace("float[b, d] x", "float[d] x" if len(x) == 2 else "float[e, d] x"))
-    weights, others = rng.standard_normal((4, 16), np.float32), np.zeros((4, 16), np.float32)
-    body.initializer.append(array(np.float32(1), "one"))
-    if within:
-        body.initializer.append(array(weights, "weights"))
-    scan = helper.make_node("Scan", ["h0", "c0", "x"], ["h", "c", "y", "s", "p", "f"], body=body, num_scan_inputs=1)
-    shapes = {"h0": (2, 4), "c0": (2, 4), "x": x}
-    inputs = [helper.make_tensor_value_info(name, 1, shape) for name, shape in shapes.items()]
-    outputs = [helper.make_tensor_value_info(name, 1, None) for name in ("y", "h", "z")]
-    graph = helper.make_graph(
-        [scan, helper.make_node("Neg", ["weights"], ["z"])], "g", inputs, outputs, [array(others if within else weights, "weights")]
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    return ir.from_proto(model), {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
-
-
-def test_a_scan_of_a_file_is_one_too():
-    model, given = foreign()
-    changed = model.clone()
-    assert run_recurrences(changed) == 1
-    runs_both(model, changed, given)
-
-
-def test_weights_of_the_body_stay_there():
-    """Outside, their name is another value's."""
-    model, given = foreign(within=True)
-    changed = model.clone()
-    assert run_recurrences(changed) == 0
-    runs_both(model, changed, given)
-
-
-@pytest.mark.parametrize("x", [(3, 1, 16), (3, 16), (3, 2, 1)])
-def test_a_scan_that_adds_one_row_to_all_stays(x):
-    model, given = foreign(x)
-    changed = model.clone()
-    assert run_recurrences(changed) == 0
-    runs_both(model, changed, given)
 
 
 def test_a_gru_s_numbers_that_are_none_stay_in_their_rows():

@@ -85,7 +85,7 @@ def test_it_says_what_it_computes(claimed):
 
     def zeros(op, node, facts):
         seen.append(ConvWeight.of(node, facts))
-        return op.Expand(op.constant(0.0, ir.DataType.FLOAT), op.i64([4, 3, 3, 2])) if claimed else None
+        return [op.Expand(op.constant(0.0, ir.DataType.FLOAT), op.i64([4, 3, 3, 2]))] if claimed else None
 
     assert claim(model, {"ConvWeight": zeros}) == int(claimed)
     assert not calls(model) and not model.functions and GRADIENT_DOMAIN not in model.graph.opset_imports
