@@ -24,12 +24,14 @@ MODELS = ("gpt-b2", "cnn", "resnet18", "convnext", "lstm", "gru")
 
 
 @contextmanager
-def accelerator_of(passes: Any) -> Iterator[None]:
-    """The accelerator with these passes alone."""
+def accelerator_without(name: str) -> Iterator[None]:
+    """The accelerator without a pass, or without what it does with a gradient of this name."""
     from exporter.cpu import accelerator
+    from exporter.cpu.accelerator import CLAIMS, PASSES
 
     before = accelerator.ACCELERATOR
-    accelerator.ACCELERATOR = accelerator.CpuAccelerator(passes)
+    claims = {each: made for each, made in CLAIMS.items() if each != name}
+    accelerator.ACCELERATOR = accelerator.CpuAccelerator([each for each in PASSES if each.name != name], claims)
     try:
         yield
     finally:
@@ -37,13 +39,17 @@ def accelerator_of(passes: Any) -> Iterator[None]:
 
 
 def used(step: Any) -> list[str]:
-    """The passes that replace something in a step, by name."""
+    """The names of the passes that replace something in a step, and of the gradients in it that the accelerator computes."""
     import onnx_ir as ir
 
-    from exporter.cpu.accelerator import PASSES
+    from exporter.cpu.accelerator import CLAIMS, PASSES
     from exporter.runtime.accelerate import Request
+    from exporter.runtime.claims import claim
+    from symbolics.graph.named import name_of_call
 
-    model, found = ir.from_proto(step.model_proto), []
+    model = ir.from_proto(step.model_proto)
+    found = [name for name in CLAIMS if any(name_of_call(node) == name for node in model.graph)]
+    claim(model, CLAIMS)
     facts: dict[ir.Value, Any] = {}
     for each in PASSES:
         if each.run(model, Request("step"), facts):
@@ -56,7 +62,6 @@ def measure(name: str, steps: int) -> dict[str, Any]:
     import torch
 
     from benchmarks._models import MODELS as made
-    from exporter.cpu.accelerator import PASSES
 
     torch.set_num_threads(THREADS)
     torch.manual_seed(0)
@@ -64,7 +69,7 @@ def measure(name: str, steps: int) -> dict[str, Any]:
     step = exported(sample)
     contenders: dict[str, Callable[[], float]] = {"all": runs(step, sample)}
     for left_out in used(step):
-        with accelerator_of([each for each in PASSES if each.name != left_out]):
+        with accelerator_without(left_out):
             contenders[f"without {left_out}"] = runs(step, sample)
     contenders["none"] = runs(step, sample, accelerate=False)
     contenders["eager"] = eager(sample)

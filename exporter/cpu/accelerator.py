@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from exporter.runtime.claims import Claim, claim
 from exporter.runtime.facts import ShapeAndType, find_facts
 from exporter.runtime.providers import is_cpu_alone
 
-__all__ = ["ACCELERATOR", "PASSES", "Pass"]
+__all__ = ["ACCELERATOR", "CLAIMS", "PASSES", "Pass"]
 
 Facts = dict[ir.Value, ShapeAndType]
 
@@ -45,17 +45,6 @@ class Pass(NamedTuple):
     parts: frozenset[Part] = frozenset(("inference", "forward", "backward", "step"))
 
 
-#: The gradients by name that the library computes.
-CLAIMS: dict[str, Claim] = {"ConvWeight": conv_weight, **RECURRENCES}
-
-
-def _claims(model: ir.Model, request: Request, facts: Facts) -> int:
-    claimed = claim(model, {} if library() is None else CLAIMS)
-    if claimed:
-        model.graph.opset_imports[DOMAIN] = 1
-    return claimed
-
-
 def _chains(model: ir.Model, request: Request, facts: Facts) -> int:
     # Of a forward, only what replaces NaN: onnxruntime has kernels for whole compositions (Gelu, normalizations), which it would no longer find.
     return fuse(model, guards_only=request.part == "forward", facts=facts)
@@ -64,7 +53,6 @@ def _chains(model: ir.Model, request: Request, facts: Facts) -> int:
 #: In the order in which they run: each finds what those before it have left. Gradients that nobody claims by name are nodes of the graph for those behind;
 #: moves come last, for all others put in products and what lays their operands out.
 PASSES = (
-    Pass("gradients by name", _claims, needs_library=False),
     Pass("chains", _chains, parts=frozenset(("forward", "backward", "step"))),
     Pass("few windows", lambda model, request, facts: multiply_few_windows(model, request.sizes), needs_library=False),
     Pass("strides by phases", lambda model, request, facts: convolve_phases(model, request.sizes)),
@@ -75,15 +63,20 @@ PASSES = (
 )
 
 
+#: Names of gradients that the library computes -> what puts its operators in.
+CLAIMS: Mapping[str, Claim] = {"ConvWeight": conv_weight, **RECURRENCES}
+
+
 class CpuAccelerator:
     """An `exporter.runtime.accelerate.Accelerator` of these passes.
 
     Attributes:
         passes: What it runs, in order.
+        claims: What it does before: gradients that it computes by their names.
     """
 
-    def __init__(self, passes: Sequence[Pass] = PASSES) -> None:
-        self.passes = tuple(passes)
+    def __init__(self, passes: Sequence[Pass] = PASSES, claims: Mapping[str, Claim] = CLAIMS) -> None:
+        self.passes, self.claims = tuple(passes), claims
 
     @property
     def library(self) -> Path | None:
@@ -103,7 +96,10 @@ class CpuAccelerator:
         """As `exporter.runtime.accelerate.Accelerator.optimize`."""
         is_there = self.library is not None
         passes = [each for each in self.passes if request.part in each.parts and (is_there or not each.needs_library)]
-        replaced = sum(each.run(model, request, facts) for each in passes)
+        replaced = claim(model, self.claims if is_there else {})
+        if replaced:
+            model.graph.opset_imports[DOMAIN] = 1
+        replaced += sum(each.run(model, request, facts) for each in passes)
         if not facts and request.part == "step":
             find_facts(model, facts)
         update = take_out_updates(model, request.carried, facts) if replaced and request.carried is not None else None

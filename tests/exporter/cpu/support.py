@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import exporter
-from exporter.cpu.accelerator import PASSES
-from exporter.cpu.operators import library
+from exporter.cpu.accelerator import CLAIMS, PASSES
+from exporter.cpu.operators import DOMAIN, library
 from exporter.runtime.accelerate import Request
+from exporter.runtime.claims import claim
 from exporter.runtime.library import register
 from exporter.runtime.session import open_options
 
@@ -25,12 +26,14 @@ def inference_session(model, *, sess_options=None):
 
 
 def claim_gradients(model):
-    """The pass that claims gradients by their names, by itself; how many it claimed."""
-    return PASSES[0].run(model, Request("step"), {})
+    """What the accelerator does first, by itself; how many gradients it claimed by their names."""
+    claimed = claim(model, CLAIMS)
+    model.graph.opset_imports[DOMAIN] = 1
+    return claimed
 
 
 def rewrite_convolutions(model, sizes=None, facts=None, *, native):
     """All passes behind the chains; how many nodes they replaced."""
     request, facts = Request("step", sizes or {}), {} if facts is None else facts
-    passes = [each for each in PASSES if each.name not in ("gradients by name", "chains") and (native or not each.needs_library)]
+    passes = [each for each in PASSES if each.name != "chains" and (native or not each.needs_library)]
     return sum(each.run(model, request, facts) for each in passes)
