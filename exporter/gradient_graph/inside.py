@@ -17,6 +17,7 @@ from symbolics.gradients.linked import rules_of_functions
 from symbolics.graph.builder import Builder
 from symbolics.graph.collector import without_gc
 from symbolics.graph.copies import replace
+from symbolics.graph.named import write_out
 from symbolics.graph.scope import Scope
 from symbolics.graph.values import attr, dtype_of, is_mark
 from symbolics.graph.walk import bypass, reads, walk
@@ -74,6 +75,7 @@ class _Inside(Engine):
             with _told(node), self.explained():
                 self.put(node)
             self.register()
+        write_out(self.model)  # a forward is for tools, too, that know no functions
         for variable in variables:
             bypass(variable)
         for name in needless:  # cotangents that are plain to see are in no node

@@ -8,13 +8,12 @@ from typing import NamedTuple, Self
 import onnx_ir as ir
 
 from exporter.runtime.facts import ShapeAndType, fact_of, find_facts
-from symbolics.graph.copies import inline, replace
+from symbolics.graph.copies import replace
 from symbolics.graph.emitter import Emitter
-from symbolics.graph.named import name_of_call
+from symbolics.graph.named import name_of_call, write_out
 from symbolics.graph.scope import Scope, free_prefix
 from symbolics.graph.values import attr
 from symbolics.graph.walk import remove_unread, unread, walk
-from symbolics.node.names import GRADIENT_DOMAIN
 
 __all__ = ["Claim", "ConvWeight", "claim"]
 
@@ -32,29 +31,21 @@ def claim(model: ir.Model, claims: Mapping[str, Claim]) -> int:
     Returns:
         How many calls were claimed.
     """
-    calls = [node for node in walk(model.graph) if node.domain == GRADIENT_DOMAIN]
-    if not calls:
-        return 0
     facts: dict[ir.Value, ShapeAndType] = {}
-    wanted = [node for node in calls if name_of_call(node) in claims]
+    wanted = [node for node in walk(model.graph) if name_of_call(node) in claims]
     if any(value is not None and fact_of(value, facts)[0] is None for node in wanted for value in node.inputs):
         find_facts(model, facts)
-    scope, before = Scope(free_prefix(model.graph, "grad/"), lambda value: False), unread(model.graph)
+    scope, before = Scope(free_prefix(model.graph, "claimed/") if wanted else "", lambda value: False), unread(model.graph)
     claimed = 0
-    for node in calls:
+    for node in wanted:
         op = Emitter(scope)
-        made = claims[name_of_call(node) or ""](op, node, facts) if node in wanted else None
-        claimed += made is not None
-        function = model.functions.get(node.op_identifier())
-        if made is not None:
+        if (made := claims[name_of_call(node) or ""](op, node, facts)) is not None:
             replace(scope, node, op.nodes, list(made))
-        elif function is not None:
-            replace(scope, node, *inline(scope, node, function))
-    for key in [key for key in model.functions if key[0] == GRADIENT_DOMAIN]:
-        del model.functions[key]
-    model.graph.opset_imports.pop(GRADIENT_DOMAIN, None)
+            claimed += 1
     scope.register(model.graph)
-    remove_unread(model.graph, before)
+    write_out(model)
+    if claimed:
+        remove_unread(model.graph, before)
     return claimed
 
 

@@ -114,13 +114,13 @@ def _could_join(arranged: Arranged) -> bool:
 
 def _accelerated(arranged: Arranged) -> bool:
     from exporter.runtime.accelerate import Request, accelerator
-    from exporter.runtime.claims import claim
     from exporter.runtime.facts import find_facts
+    from symbolics.graph.named import write_out
 
     guest = accelerator(arranged.providers, arranged.accelerate)
     if guest is None:
         if not arranged.providers:  # else those may claim gradients by name
-            claim(arranged.model, {})
+            write_out(arranged.model)
         find_facts(arranged.model, arranged.facts)
         return False
     replaced, arranged.update = guest.optimize(arranged.model, Request("step", carried=arranged.carried), arranged.facts)

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 import onnx_ir as ir
 
 from symbolics.graph.builder import Builder
-from symbolics.graph.scope import Scope
+from symbolics.graph.copies import inline, replace
+from symbolics.graph.scope import Scope, free_prefix
 from symbolics.graph.values import dtype_of
 from symbolics.graph.walk import prune, walk
 from symbolics.node.names import GRADIENT_DOMAIN
 
-__all__ = ["add_called", "call", "name_of_call"]
+__all__ = ["add_called", "call", "name_of_call", "write_out"]
 
 
 def name_of_call(node: ir.Node) -> str | None:
@@ -75,6 +76,22 @@ def _function(op: Builder, name: str, inputs: Sequence[ir.Value], write: Write, 
             constants.append(node)
     graph = ir.Graph(given, results, nodes=[*constants, *prune(inside.nodes, results)], name=name, opset_imports={"": scope.opset})
     return ir.Function(GRADIENT_DOMAIN, name, graph=graph, attributes=[ir.Attr(each, ir.AttributeType.INTS, None) for each in attributes])
+
+
+def write_out(model: ir.Model) -> None:
+    """Put the nodes of their bodies in the place of all calls; afterwards the model has no function of the domain `pythonop.grad`.
+
+    Args:
+        model: Changed.
+    """
+    calls = [node for node in walk(model.graph) if node.domain == GRADIENT_DOMAIN]
+    scope = Scope(free_prefix(model.graph, "grad/") if calls else "", lambda value: False)
+    for node in calls:
+        if (function := model.functions.get(node.op_identifier())) is not None:
+            replace(scope, node, *inline(scope, node, function))
+    for key in [key for key in model.functions if key[0] == GRADIENT_DOMAIN]:
+        del model.functions[key]
+    model.graph.opset_imports.pop(GRADIENT_DOMAIN, None)
 
 
 def add_called(model: ir.Model, scope: Scope) -> None:

@@ -154,3 +154,25 @@ def test_a_call_of_no_function_of_the_file_is_left_to_onnxruntime():
     assert claim(model, {}) == 0
     with pytest.raises(exporter.PythonopError, match="pythonop.grad"):
         exporter.inference_session(ir.to_proto(model))
+
+
+class Slope(nn.Module):
+    """A forward that takes a gradient for weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        (slope,) = torch.autograd.grad(self.conv(x).sin().sum(), self.conv.weight, create_graph=True)
+        return slope
+
+
+@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
+def test_a_forward_has_nodes_and_no_functions(dynamo):
+    """It goes to tools that know no functions."""
+    module, x = Slope(), torch.randn(2, 3, 7, 8)
+    program = exporter.export(module, (x,), dynamo=dynamo)
+    assert not program.model.functions and {node.domain for node in program.model.graph} == {""}
+    (found,) = exporter.inference_session(program).run(None, {program.model.graph.inputs[0].name: x.numpy()})
+    np.testing.assert_allclose(found, module(x).detach().numpy(), rtol=1e-4, atol=1e-4)
