@@ -124,6 +124,7 @@ def _accelerated(arranged: Arranged) -> bool:
         find_facts(arranged.model, arranged.facts)
         return False
     replaced, arranged.update = guest.optimize(arranged.model, Request("step", carried=arranged.carried), arranged.facts)
+    write_out(arranged.model)
     arranged.operators = guest.library if replaced else None
     return replaced > 0
 

@@ -14,6 +14,7 @@ import exporter
 from exporter.runtime import accelerate
 from exporter.runtime.accelerate import Optimized, accelerator
 from exporter.runtime.added_calls import add_call
+from exporter.runtime.claims import ConvWeight, claim
 from exporter.runtime.session import step_sessions
 from symbolics.graph.copies import replace
 from symbolics.graph.emitter import Emitter
@@ -106,6 +107,54 @@ def test_one_that_computes_an_operator_with_numpy(monkeypatch):
     expected.sum().backward()
     for ours, theirs in zip(loaded.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+class WeightGradient(torch.autograd.Function):
+    ran = 0
+
+    @staticmethod
+    def forward(ctx, large, small, shape, stride, padding):
+        WeightGradient.ran += 1
+        return (torch.nn.grad.conv2d_weight(large, shape, small, stride, padding),)
+
+
+class TorchAccelerator:
+    """Computes the gradients of convolutions for their weights with torch: claimed by name."""
+
+    library, own_gradients = None, frozenset([accelerate.CONV_WEIGHT_GRAD])
+
+    def takes(self, providers):
+        return not providers
+
+    def optimize(self, model, request, facts):
+        def conv_weight(op, node, facts):
+            found = ConvWeight.of(node, facts)
+            if found is None or found.before != found.after:
+                return None
+            shape = (found.outs[1], found.images[1], *found.kernel)
+            return add_call(op, WeightGradient, [found.large, found.small], (shape, found.strides, found.before), node.outputs)
+
+        claimed = claim(model, {"ConvWeight": conv_weight})
+        if claimed:
+            model.opset_imports["com.microsoft"] = 1
+        return Optimized(claimed)
+
+
+def test_one_that_claims_a_gradient_by_its_name(monkeypatch):
+    module = types.ModuleType("guest_of_torch")
+    module.ACCELERATOR = TorchAccelerator()
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(accelerate, "GUESTS", [module.__name__])
+    monkeypatch.delenv("PYTHONOP_ACCELERATE", raising=False)
+    monkeypatch.setattr(WeightGradient, "ran", 0)
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 2, 3, stride=2, padding=1)), torch.randn(2, 3, 9, 9)
+    loaded = exporter.load(exporter.export(model, (x,), opset_version=18), allow=[WeightGradient])
+    loaded(x).square().sum().backward()
+    model(x).square().sum().backward()
+    assert WeightGradient.ran == 2
+    for ours, theirs in zip(loaded.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4)
 
 
 def test_it_is_asked_for_each_part(net, guest):

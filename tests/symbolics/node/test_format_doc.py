@@ -98,6 +98,13 @@ def test_the_doc_has_every_example():
     assert sorted(name for name, _ in BLOCK.findall(TEXT)) == sorted(EXAMPLES)
 
 
+def test_every_name_of_a_gradient_has_its_row():
+    rules = "\n".join(path.read_text() for path in (DOC.parents[1] / "symbolics" / "gradients").glob("*.py"))
+    called = re.findall(r"""\b(?:call|_steps)\(\s*op,\s*"(\w+)\"""", rules)
+    rows = re.findall(r"^\| `(\w+)` \|", TEXT.partition("## Functions that name a gradient")[2].partition("\n## ")[0], re.M)
+    assert called and sorted(called) == sorted(rows)
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_are_what_the_library_writes(name):
     assert dict(BLOCK.findall(TEXT))[name] == EXAMPLES[name](), "python -m tests.symbolics.node.test_format_doc writes it anew"
