@@ -15,7 +15,7 @@ from exporter.cpu.in_place import take_out_updates
 from exporter.cpu.moves import move_at_once
 from exporter.cpu.operators import DOMAIN, has_wide_vectors, library
 from exporter.cpu.phases import convolve_phases
-from exporter.cpu.pools import pool_at_once
+from exporter.cpu.pools import max_pool_grad, pool_at_once
 from exporter.cpu.products import multiply_few_windows
 from exporter.cpu.recurrences import RECURRENCES
 from exporter.cpu.weights import conv_weight
@@ -64,7 +64,7 @@ PASSES = (
 
 
 #: Names of gradients that the library computes -> what puts its operators in.
-CLAIMS: Mapping[str, Claim] = {"ConvWeight": conv_weight, **RECURRENCES}
+CLAIMS: Mapping[str, Claim] = {"ConvWeight": conv_weight, "MaxPoolGrad": max_pool_grad, **RECURRENCES}
 
 
 class CpuAccelerator:

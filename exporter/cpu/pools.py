@@ -1,34 +1,30 @@
 """Pools that say where their maxima are, and their gradients, by the native library.
 
-onnxruntime's MaxPool with indices asks at each place of a window whether it is inside of the image, and ScatterElements, with which
-`Builder.scatter_numbers` takes a gradient there, runs in one thread. The native library does the same, bit for bit, in vectors and plane by plane
+onnxruntime's MaxPool with indices asks at each place of a window whether it is inside of the image, and ScatterElements, which takes a gradient
+there in the body of MaxPoolGrad, runs in one thread. The native library does the same, bit for bit, in vectors and plane by plane
 (native/pools.c). A pool whose indices nobody reads is left alone: onnxruntime has a quick kernel for that.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
-import numpy as np
 import onnx_ir as ir
 
 from exporter.cpu.declared import forget
 from exporter.cpu.operators import DOMAIN
 from exporter.runtime.facts import ShapeAndType, fact_of, fixed_shape
-from symbolics.graph.copies import replace
 from symbolics.graph.emitter import Emitter
-from symbolics.graph.scope import Scope, free_prefix
-from symbolics.graph.values import attr, fixed_array, made_by
-from symbolics.graph.walk import remove_operators
+from symbolics.graph.values import attr
 
-__all__ = ["MAX_POOL_GRAD", "MAX_POOL_INDICES", "pool_at_once"]
+__all__ = ["MAX_POOL_GRAD", "MAX_POOL_INDICES", "max_pool_grad", "pool_at_once"]
 
 MAX_POOL_INDICES, MAX_POOL_GRAD = "MaxPoolIndices", "MaxPoolGrad"
 
 _MOST = 2**15  # of a kernel, stride or dilation: MOST_POOL in native/pools.c
 _FEW_ELEMENTS = 2**12  # of fewer, onnxruntime's MaxPool costs less than to call another one
 _MOST_DIMS = 16  # as DIMS_MOST in native/elementwise.c
-_READ_BY_GRADIENTS = frozenset({"ScatterElements", "ConstantOfShape", "Reshape", "Size"})
 
 
 def pool_at_once(model: ir.Model, facts: dict[ir.Value, ShapeAndType]) -> int:
@@ -43,9 +39,6 @@ def pool_at_once(model: ir.Model, facts: dict[ir.Value, ShapeAndType]) -> int:
         How many nodes were put in.
     """
     graph = model.graph
-    if all(node.op_type not in ("MaxPool", "ScatterElements") for node in graph):
-        return 0
-    scope = Scope(free_prefix(graph, "pooled/"), lambda value: False)
     made = 0
     for node in list(graph):
         if node.domain != "":
@@ -57,15 +50,8 @@ def pool_at_once(model: ir.Model, facts: dict[ir.Value, ShapeAndType]) -> int:
             for value, kind in zip(node.outputs, (ir.DataType.FLOAT, ir.DataType.INT64), strict=True):
                 _describe(value, (fact_of(value, facts)[0], kind), facts)
             made += 1
-        elif node.op_type == "Reshape" and (found := _scattered(node, facts)) is not None:
-            op, (read, adds), (shape, _) = Emitter(scope), found, fact_of(node.outputs[0], facts)
-            value = op.node(MAX_POOL_GRAD, read, domain=DOMAIN, adds=[adds])
-            replace(scope, node, op.nodes, [value])
-            _describe(value, (shape, ir.DataType.FLOAT), facts)
-            made += 1
     if made:
         graph.opset_imports[DOMAIN] = 1
-        remove_operators(graph, _READ_BY_GRADIENTS)
     return made
 
 
@@ -99,40 +85,23 @@ def _window(node: ir.Node, facts: dict[ir.Value, ShapeAndType]) -> dict[str, lis
     return window | {"pads": pads} if all(0 <= pad < size for pad, size in zip(pads, window["kernel"] * 2, strict=True)) else None
 
 
-def _scattered(node: ir.Node, facts: dict[ir.Value, ShapeAndType]) -> tuple[list[ir.Value], int] | None:
-    """The gradient, the indices, the size and the shape that a Reshape, with what stands before it, scatters into zeros, and whether it adds."""
-    source, shape = node.inputs if len(node.inputs) == 2 else (None, None)
-    scatter = made_by(source, "ScatterElements")
-    if source is None or shape is None or scatter is None or len(scatter.inputs) != 3:
-        return None
-    if len(source.uses()) != 1 or source.is_graph_output():
-        return None
-    data, indices, updates = scatter.inputs
-    zeros, places, g = made_by(data, "ConstantOfShape"), _before_flat(indices), _before_flat(updates)
-    adds = attr(scatter, "reduction", "none")
-    if zeros is None or places is None or g is None or attr(scatter, "axis") != 0 or adds not in ("none", "add", b"none", b"add"):
-        return None
-    size, dims = zeros.inputs[0] if len(zeros.inputs) == 1 else None, fixed_array(shape)
-    if size is None or not _is_zero(zeros):
-        return None
-    if (fact_of(g, facts)[1], fact_of(places, facts)[1]) != (ir.DataType.FLOAT, ir.DataType.INT64):
-        return None
-    if dims is None and not attr(node, "allowzero"):  # a 0 would stand for a dim of what is reshaped
-        return None
-    if dims is not None and (dims.ndim != 1 or dims.size > _MOST_DIMS or not ((dims > 0) | (dims == -1)).all()):
-        return None
-    return [g, places, size, shape], int(adds in ("add", b"add"))
+def max_pool_grad(op: Emitter, node: ir.Node, facts: Mapping[ir.Value, ShapeAndType]) -> list[ir.Value] | None:
+    """What stands for a call of MaxPoolGrad; None where the native library does not compute it.
 
-
-def _before_flat(value: ir.Value | None) -> ir.Value | None:
-    """What a Reshape makes a vector of; None where none does."""
-    reshape = made_by(value, "Reshape")
-    shape = fixed_array(reshape.inputs[1]) if reshape is not None and len(reshape.inputs) == 2 else None
-    return reshape.inputs[0] if reshape is not None and shape is not None and shape.shape == (1,) and shape[0] else None
-
-
-def _is_zero(node: ir.Node) -> bool:
-    """Whether a ConstantOfShape makes zeros of float32."""
-    value = attr(node, "value", None)
-    array = np.zeros(1, np.float32) if value is None else value.numpy()
-    return array.dtype == np.float32 and array.size == 1 and not array.tobytes().strip(b"\0")
+    Args:
+        op: Takes the node.
+        node: The call.
+        facts: Shapes and types of values.
+    """
+    g, indices, shape = node.inputs if len(node.inputs) == 3 else (None, None, None)
+    adds = attr(node, "adds")
+    if g is None or indices is None or shape is None or not isinstance(adds, (list, tuple)) or tuple(adds) not in ((0,), (1,)):
+        return None
+    rank = fixed_shape(shape, facts)
+    if rank is None or len(rank) != 1 or not 0 < rank[0] <= _MOST_DIMS:
+        return None
+    if [fact_of(value, facts)[1] for value in (g, indices, shape)] != [ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.INT64]:
+        return None
+    made: ir.Value = op.node(MAX_POOL_GRAD, [g, indices, op.ReduceProd(shape, keepdims=1), shape], domain=DOMAIN, adds=list(adds))
+    made.type = ir.TensorType(ir.DataType.FLOAT)  # and no shape: onnxruntime would believe what the file says of it
+    return [made]

@@ -12,6 +12,7 @@ from symbolics.gradients.registry import Ints, composite, gradient
 from symbolics.gradients.residuals import residual
 from symbolics.gradients.windows import Amount, Dim, windows
 from symbolics.graph.builder import Builder
+from symbolics.graph.named import call
 from symbolics.graph.values import check_unrolled, dtype_of
 
 __all__: list[str] = []
@@ -30,7 +31,16 @@ def max_pool(
         indices = residual(op, node, 1, "indices", ir.DataType.INT64, y.shape)
     n = len(kernel_shape)
     apart = all(s > (k - 1) * d for s, k, d in zip(strides or [1] * n, kernel_shape, dilations or [1] * n))
-    return op.scatter_numbers(g, indices, x, unique=apart)
+
+    def write(inside: Builder, given: Sequence[Value]) -> list[Value]:
+        g, indices, shape = given
+        zeros = inside.zeros(inside.ReduceProd(shape, keepdims=1), dtype_of(g))
+        put = inside.ScatterElements(zeros, inside.flat(indices), inside.flat(g), axis=0, reduction=None if apart else "add")
+        back = inside.Reshape(put, shape, allowzero=1)
+        back.shape = x.shape
+        return [back]
+
+    return call(op, "MaxPoolGrad", [g, indices, op.Shape(x)], write, adds=[int(not apart)])[0]
 
 
 @gradient("GlobalMaxPool")
