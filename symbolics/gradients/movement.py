@@ -17,6 +17,7 @@ from symbolics.gradients.residuals import residual
 from symbolics.gradients.windows import Amount, Dim
 from symbolics.graph.builder import Builder
 from symbolics.graph.values import dtype_of, may_be_float, static_shape
+from symbolics.node.names import ADD_ROWS, ROWS_DOMAIN
 
 __all__ = ["gather_adjoint"]
 
@@ -168,6 +169,11 @@ def scatter_elements(
         return op.ScatterElements(v, indices, u, axis=axis, reduction=how)
 
     return _scatter(op, g, data, updates, y, reduction or "none", read, write)
+
+
+@gradient(ADD_ROWS, domain=ROWS_DOMAIN)
+def add_rows(op: Builder, g: Value, data: Value, index: Value, updates: Value) -> Grads:
+    return [g, None, op.Gather(g, index, axis=0)]
 
 
 @gradient("ScatterND")
