@@ -34,8 +34,9 @@ def in_quick_words(model: ir.Model, nodes: Collection[ir.Node] | None = None) ->
         model: A model that is whole: no gradient is to be made of it here.
         nodes: Which of its nodes may become others; default: all.
     """
-    chosen = list(walk(model.graph)) if nodes is None else nodes
-    if _later.get() or not any(node.op_type in SLOW and node.domain == "" for node in chosen):
+    slow = [node for node in (walk(model.graph) if nodes is None else nodes) if node.op_type in SLOW and node.domain == ""]
+    if _later.get() or not slow:
         return
-    infer_shapes(model, only_where_missing=True)
+    if any(value is not None and (value.type is None or value.shape is None) for node in slow for value in node.inputs):
+        infer_shapes(model, only_where_missing=True)
     quicken(model, nodes)

@@ -15,13 +15,13 @@ import onnx_ir as ir
 
 from symbolics.graph.builder import Builder
 from symbolics.graph.scope import Scope
-from symbolics.graph.values import dtype_of, static_shape
+from symbolics.graph.values import dtype_of, rank_of, static_shape
 from symbolics.node.names import ADD_ROWS, ROWS_DOMAIN
 
-__all__ = ["ONE_THREAD", "add_rows", "function_of_rows"]
+__all__ = ["add_rows", "by_elements", "by_one_thread", "function_of_rows", "rows_are_short"]
 
 _ROUNDS = 5  # of halving: 1 + 2**5 rows for one place; what more there are are added one by one
-ONE_THREAD = 2**17  # bytes of rows that onnxruntime never gives to several threads
+_ONE_THREAD = 2**17  # bytes of rows that onnxruntime never gives to several threads
 _SHORT = 16  # elements of a row that ScatterElements adds as soon
 
 
@@ -34,17 +34,35 @@ def add_rows(op: Builder, data: ir.Value, index: ir.Value, updates: ir.Value) ->
         index: int64 (rows); a place from the end where it is negative.
         updates: (rows, ...), of the type of ``data``, and its shape behind the first axis.
     """
-    if data.shape is not None and updates.shape is not None:
-        shape = static_shape(updates)
-        if shape is not None and math.prod(shape) * dtype_of(data).itemsize <= ONE_THREAD:
-            return op.ScatterND(data, op.Unsqueeze(index, [1]), updates, reduction="add")
-        row = [dim for dim in data.shape[1:] if not isinstance(dim, int)]
-        if not row and math.prod(dim for dim in data.shape[1:] if isinstance(dim, int)) < _SHORT:
-            column = op.Unsqueeze(index, list(range(1, len(data.shape)))) if len(data.shape) > 1 else index
-            return op.ScatterElements(data, op.Expand(column, op.Shape(updates)), updates, axis=0, reduction="add")
+    if by_one_thread(data, updates):
+        return op.ScatterND(data, op.Unsqueeze(index, [1]), updates, reduction="add")
+    if rows_are_short(data):
+        return by_elements(op, data, index, updates, "add")
     found: ir.Value = op.node(ADD_ROWS, [data, index, updates], domain=ROWS_DOMAIN)
     found.shape = data.shape
     return found
+
+
+def by_elements(op: Builder, data: ir.Value, index: ir.Value, updates: ir.Value, reduction: str) -> ir.Value:
+    """The same with any reduction, element by element. The rank of ``data`` is known."""
+    rank = rank_of(data) or 1
+    column = op.Unsqueeze(index, list(range(1, rank))) if rank > 1 else index
+    found: ir.Value = op.ScatterElements(data, op.Expand(column, op.Shape(updates)), updates, axis=0, reduction=reduction)
+    found.shape = data.shape
+    return found
+
+
+def by_one_thread(data: ir.Value, updates: ir.Value) -> bool:
+    """Whether rows are known to be so few that onnxruntime adds them with one thread."""
+    shape = static_shape(updates)
+    return shape is not None and math.prod(shape) * dtype_of(data).itemsize <= _ONE_THREAD
+
+
+def rows_are_short(data: ir.Value, axis: int = 0) -> bool:
+    """Whether the rows along an axis are known to have so few elements that it is as quick to add these one by one."""
+    dims = [] if data.shape is None else [dim for place, dim in enumerate(data.shape) if place != axis]
+    known = [dim for dim in dims if isinstance(dim, int)]
+    return data.shape is not None and len(known) == len(dims) and math.prod(known) < _SHORT
 
 
 def function_of_rows(opset: int) -> ir.Function:

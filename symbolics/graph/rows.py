@@ -15,9 +15,9 @@ import numpy as np
 import onnx_ir as ir
 
 from symbolics.graph.builder import Builder
-from symbolics.graph.row_sums import ONE_THREAD, add_rows
+from symbolics.graph.row_sums import add_rows, by_elements, by_one_thread, rows_are_short
 from symbolics.graph.shapes import same_dim
-from symbolics.graph.values import attr, dtype_of, fixed_array, made_by, rank_of, static_shape
+from symbolics.graph.values import attr, fixed_array, made_by, rank_of
 
 __all__ = ["by_rows", "in_turn"]
 
@@ -53,7 +53,7 @@ def by_rows(op: Builder, node: ir.Node) -> ir.Value | None:
     if updates is None:
         return op.Gather(data, vector(index), axis=axis)
     updates = _unsliced(updates, index)
-    if attr(node, "reduction", None) != "add" or data.dtype not in _ADDED:
+    if attr(node, "reduction", None) != "add" or data.dtype not in _ADDED or rows_are_short(data, axis):
         return None
     index = op.Cast(vector(updates), to=ir.DataType.INT64)
     if axis == 0:
@@ -71,11 +71,12 @@ def in_turn(op: Builder, node: ir.Node) -> ir.Value | None:
         node: The ScatterND.
 
     Returns:
-        The value; None where the node should stay: it writes to each place once as far as constants tell, nothing is known of its indices, or its
-        reduction is another one than add.
+        The value; None where the node should stay: it has no reduction, writes to each place once as far as constants tell, has so few rows that
+        one thread writes them, or nothing is known of its shapes.
     """
     data, indices, updates = node.inputs
-    if attr(node, "reduction", None) != "add" or data is None or indices is None or updates is None or data.dtype not in _ADDED:
+    how = attr(node, "reduction", None)
+    if how in (None, "none") or data is None or indices is None or updates is None or data.dtype not in _ADDED:
         return None
     if data.shape is None or indices.shape is None or updates.shape is None or not isinstance(depth := indices.shape[-1], int) or depth < 1:
         return None
@@ -85,20 +86,21 @@ def in_turn(op: Builder, node: ir.Node) -> ir.Value | None:
         places = known.reshape(-1, depth)
         if len(np.unique(places + np.where(places < 0, sizes, 0), axis=0)) == len(places) and (sizes > 0).all():
             return None
-    shape = static_shape(updates)
-    if shape is not None and math.prod(shape) * dtype_of(data).itemsize <= ONE_THREAD:
+    if by_one_thread(data, updates):
         return None
     if depth == 1 and len(indices.shape) == 2:
-        return add_rows(op, data, op.Reshape(indices, [-1]), updates)
-    index: ir.Value | None = None
+        index = op.Reshape(indices, [-1])
+        return add_rows(op, data, index, updates) if how == "add" else by_elements(op, data, index, updates, how)
+    index = None
     for axis in range(depth):  # the number of the row among all
         part = op.Gather(indices, op.i64(axis), axis=len(indices.shape) - 1)
         size = op.Shape(data, start=axis, end=axis + 1)
         part = op.Where(op.Less(part, 0), op.Add(part, size), part)
         index = part if index is None else op.Add(op.Mul(index, size), part)
     behind = list(data.shape[depth:])
-    rows = _flattened(op, data, depth, behind)
-    found = add_rows(op, rows, op.Reshape(index, [-1]), _flattened(op, updates, len(indices.shape) - 1, behind))
+    rows, index = _flattened(op, data, depth, behind), op.Reshape(index, [-1])
+    updates = _flattened(op, updates, len(indices.shape) - 1, behind)
+    found = add_rows(op, rows, index, updates) if how == "add" else by_elements(op, rows, index, updates, how)
     return op.reshape_like(found, data)
 
 

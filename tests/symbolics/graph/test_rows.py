@@ -137,9 +137,9 @@ def test_a_shorter_row_stays():
     assert quicken(_model(nodes, inputs, 2, [("size", [3, 10])])) == 0
 
 
-def _additions(depth, data, updates, indices=None):
+def _additions(depth, data, updates, indices=None, reduction="add"):
     inputs = [_info("x", 1, data), _info("u", 1, updates)]
-    node = helper.make_node("ScatterND", ["x", "i", "u"], ["y"], reduction="add")
+    node = helper.make_node("ScatterND", ["x", "i", "u"], ["y"], reduction=reduction)
     if indices is None:
         inputs.append(_info("i", 7, [*updates[: len(updates) - len(data) + depth], depth]))
         return _model([node], inputs, len(data))
@@ -160,7 +160,14 @@ def test_no_thread_loses_what_another_adds(threads):
 
 @pytest.mark.parametrize(
     ("depth", "data", "batch"),
-    [(2, (4, 5, 40), (30, 11)), (2, (4, 5), (3000,)), (3, (4, 5, 6), (700, 2)), (1, (9,), (500,)), (1, (9, 2), (20, 30)), (1, (9, 70), (20, 30))],
+    [
+        (2, (4, 5, 40), (30, 11)),
+        (2, (4, 5), (3000,)),
+        (3, (4, 5, 6), (700, 2)),
+        (1, (9,), (500,)),
+        (1, (9, 2), (20, 30)),
+        (1, (9, 70), (20, 30)),
+    ],
 )
 @pytest.mark.parametrize("known", [True, False], ids=["known sizes", "open sizes"])
 def test_additions_at_places_of_several_axes(depth, data, batch, known):
@@ -175,6 +182,22 @@ def test_additions_at_places_of_several_axes(depth, data, batch, known):
     expected = x.astype(np.float64)
     np.add.at(expected, tuple(np.moveaxis(index, -1, 0)), u)
     np.testing.assert_allclose(_run(model, {"x": x, "i": index, "u": u})(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("reduction", "ufunc"), [("max", np.maximum), ("min", np.minimum), ("mul", np.multiply)])
+def test_other_reductions(reduction, ufunc):
+    """They lose what another thread wrote as additions do."""
+    draw = np.random.default_rng(0)
+    for depth, data, batch in ((1, (7, 30), (50,)), (2, (4, 5, 20), (30, 2)), (2, (4, 5), (60,))):
+        names = [f"d{n}" for n in range(len(data))]
+        model = _additions(depth, names, [*(f"b{n}" for n in range(len(batch))), *names[depth:]], reduction=reduction)
+        assert quicken(model) == 1
+        assert "ScatterND" not in _operators(model)
+        x, u = draw.standard_normal(data).astype(np.float32), draw.standard_normal((*batch, *data[depth:])).astype(np.float32)
+        index = np.stack([draw.integers(-n, n, batch) for n in data[:depth]], -1)
+        expected = x.copy()
+        ufunc.at(expected, tuple(np.moveaxis(index, -1, 0)), u)
+        np.testing.assert_allclose(_run(model, {"x": x, "i": index, "u": u})(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_places_that_are_written_to_once_stay():
