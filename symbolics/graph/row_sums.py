@@ -22,7 +22,7 @@ __all__ = ["add_rows", "by_elements", "by_one_thread", "function_of_rows", "rows
 
 _ROUNDS = 5  # of halving: 1 + 2**5 rows for one place; what more there are are added one by one
 _ONE_THREAD = 2**17  # bytes of rows that onnxruntime never gives to several threads
-_SHORT = 16  # elements of a row that ScatterElements adds as soon
+_SHORT = 64  # elements of a row; fewer are added as soon by ScatterElements
 
 
 def add_rows(op: Builder, data: ir.Value, index: ir.Value, updates: ir.Value) -> ir.Value:
@@ -102,13 +102,14 @@ def _sum(op: Builder, data: ir.Value, index: ir.Value, updates: ir.Value) -> ir.
     places, position, rows = op.Gather(places, rest), op.Sub(op.Gather(position, rest), 1), op.Gather(rows, rest)
     x, taken = updates, rows
     for number_of_round in range(_ROUNDS):
-        odd = op.Mod(position, 2)
+        half = op.Div(position, 2)
+        odd = op.Sub(position, op.Mul(half, 2))
         even = op.Sub(1, odd)
         kept, added = _where(op, even), _where(op, odd)
         onto = op.Gather(op.Sub(op.CumSum(even, op.i64(0)), 1), added)
         left, right = (op.Gather(taken, chosen) if number_of_round == 0 else chosen for chosen in (kept, added))
         x = _add_once(op, op.Gather(x, left, axis=0), onto, op.Gather(x, right, axis=0))
-        places, position = op.Gather(places, kept), op.Div(op.Gather(position, kept), 2)
+        places, position = op.Gather(places, kept), op.Gather(half, kept)
     heads, more = _where(op, op.Cast(op.Equal(position, 0), to=ir.DataType.INT64)), _where(op, position)
     out = _add_once(op, out, op.Gather(places, heads), op.Gather(x, heads, axis=0))
     places, x = op.Gather(places, more), op.Gather(x, more, axis=0)
