@@ -12,8 +12,8 @@ from onnx_ir import Value
 from symbolics.gradients.compositions import attention, swap
 from symbolics.gradients.registry import Grads, gradient
 from symbolics.graph.builder import Builder
-from symbolics.graph.einsum import axes_in_order
-from symbolics.graph.values import dtype_of, static_shape, unsupported
+from symbolics.graph.einsum import axes_in_order, subscripts
+from symbolics.graph.values import dtype_of, rank_of, static_shape
 
 __all__: list[str] = []
 
@@ -66,7 +66,9 @@ def gemm(
 @gradient("Einsum")
 def einsum(op: Builder, g: Value, *xs: Value, node: ir.Node, equation: str) -> Grads:
     """The gradient of an operand is the einsum of the others and g to its subscripts."""
-    terms, output = _subscripts(op, node, xs, equation.replace(" ", ""))
+    given = [*equation.split(","), *[""] * len(xs)]
+    ranks = [op.rank(node, x) if "..." in term else rank_of(x) for x, term in zip(xs, given)]
+    terms, output = subscripts(node, ranks, equation)
     full: dict[str, Any] = {}  # letter -> dim, the largest where an operand has 1
     for x, term in zip(xs, terms):
         for letter, d in zip(term, x.shape or ()):
@@ -106,19 +108,3 @@ def _in_order(op: Builder, operands: Sequence[tuple[Value, str]]) -> list[tuple[
         turns = axes != sorted(axes) and 0 in (static_shape(x) or (0,))
         out.append((op.Transpose(x, perm=axes), "".join(term[axis] for axis in axes)) if turns else (x, term))
     return out
-
-
-def _subscripts(op: Builder, node: ir.Node, xs: Sequence[Value], equation: str) -> tuple[list[str], str]:
-    """Subscripts of the operands and of the output, letters for the ellipsis, the output explicit."""
-    left, arrow, right = equation.partition("->")
-    terms = left.split(",")
-    free = [c for c in string.ascii_letters if c not in equation]
-    widths = [op.rank(node, x) - len(t.replace("...", "")) if "..." in t else 0 for x, t in zip(xs, terms)]
-    if min(widths) < 0 or any(x.shape is not None and "..." not in t and len(t) != len(x.shape) for x, t in zip(xs, terms)):
-        raise unsupported(node, f"the equation {equation!r} does not fit the ranks of the inputs")
-    ellipsis = "".join(free[: max(widths)])
-    if not arrow:
-        letters = left.replace("...", "").replace(",", "")
-        right = "..." + "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
-    terms = [t.replace("...", ellipsis[len(ellipsis) - w :]) for t, w in zip(terms, widths)]
-    return terms, right.replace("...", ellipsis)

@@ -17,6 +17,7 @@ from symbolics.gradients.residuals import residual
 from symbolics.gradients.windows import Amount, Dim
 from symbolics.graph.builder import Builder
 from symbolics.graph.values import dtype_of, may_be_float, static_shape
+from symbolics.node.names import ADD_ROWS, ROWS_DOMAIN
 
 __all__ = ["gather_adjoint"]
 
@@ -119,15 +120,18 @@ def center_crop_pad(op: Builder, g: Value, x: Value, *, axes: Ints) -> Value:
 def gather_adjoint(op: Builder, g: Value, x: Value, indices: Value, axis: int, rank: int, index_rank: int) -> Value:
     """Add the slices of g, as Gather(x, indices, axis) made them, back into a zero x."""
     axis %= rank
-    indices = op.Cast(indices, to=ir.DataType.INT64)  # ScatterND takes no other
+    places = op.Unsqueeze(op.Cast(indices, to=ir.DataType.INT64), [-1])  # ScatterND takes no other
+    places.shape = None if indices.shape is None else ir.Shape([*indices.shape, 1])
     if axis == 0:
-        return op.ScatterND(op.zeros_like(x), op.Unsqueeze(indices, [-1]), g, reduction="add")
+        if g.shape is None and places.shape is not None and x.shape is not None:
+            g.shape = ir.Shape([*places.shape[:-1], *x.shape[1:]])
+        return op.ScatterND(op.zeros_like(x), places, g, reduction="add")
     # bring the gathered axes of g, and the axis of x, to the front
     front = list(range(axis, axis + index_rank))
     g = op.Transpose(g, perm=[*front, *[i for i in range(rank - 1 + index_rank) if i not in front]])
     perm = [axis, *[i for i in range(rank) if i != axis]]
     zeros = op.zeros(op.vector([op.dim(x, i) for i in perm]), dtype_of(g))
-    out = op.ScatterND(zeros, op.Unsqueeze(indices, [-1]), g, reduction="add")
+    out = op.ScatterND(zeros, places, g, reduction="add")
     return op.Transpose(out, perm=[int(i) for i in np.argsort(perm)])
 
 
@@ -168,6 +172,11 @@ def scatter_elements(
         return op.ScatterElements(v, indices, u, axis=axis, reduction=how)
 
     return _scatter(op, g, data, updates, y, reduction or "none", read, write)
+
+
+@gradient(ADD_ROWS, domain=ROWS_DOMAIN)
+def add_rows(op: Builder, g: Value, data: Value, index: Value, updates: Value) -> Grads:
+    return [g, None, op.Gather(g, index, axis=0)]
 
 
 @gradient("ScatterND")

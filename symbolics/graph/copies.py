@@ -155,7 +155,7 @@ def replace(scope: Scope, node: ir.Node, nodes: Iterable[ir.Node], values: Seque
             nodes.append(same)
             new = same.outputs[0]
         made.discard(new)
-        name, new.type, new.shape = old.name, old.type or new.type, old.shape or new.shape
+        name, new.type, new.shape = old.name, old.type or new.type, new.shape if old.shape is None else old.shape
         old.replace_all_uses_with(new, replace_graph_outputs=True)
         old.name, new.name = None, name or new.name
     nodes = prune(nodes, graph.outputs)

@@ -12,7 +12,7 @@ from symbolics.graph.values import attr, rank_of, static_shape
 from symbolics.graph.walk import subgraphs, walk
 from symbolics.node.limits import MAX_RANK
 
-__all__ = ["guess_ranks", "name_dims"]
+__all__ = ["guess_ranks", "name_dims", "same_dim"]
 
 _BROADCAST = frozenset(
     """
@@ -31,6 +31,13 @@ _SAME = frozenset(
 
 #: Operators of ai.onnx.ml, of which ONNX infers nothing, that give out the shape they take, and the type: None is that of the input.
 _ML_SAME = {"Scaler": ir.TensorType(ir.DataType.FLOAT), "Normalizer": ir.TensorType(ir.DataType.FLOAT), "Imputer": None, "Binarizer": None}
+
+
+def same_dim(a: object, b: object) -> bool:
+    """Whether two sizes are known to be equal: one number, or one symbol."""
+    if isinstance(a, ir.SymbolicDim) and isinstance(b, ir.SymbolicDim):
+        return a.value is not None and a.value == b.value
+    return isinstance(a, int) and isinstance(b, int) and a == b
 
 
 def guess_ranks(graph: ir.Graph) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
+    "ADD_ROWS",
     "BACKWARD_KEY",
     "BOUNDARY_OP",
     "BUFFERS_KEY",
@@ -38,6 +39,7 @@ __all__ = [
     "PYTHON_OP_BACKWARD",
     "PYTHON_OP_GRAD",
     "PYTHON_OP_TANGENT",
+    "ROWS_DOMAIN",
     "SOURCE_PROPERTY",
     "STATE_KEY",
     "STEP_KEY",
@@ -77,6 +79,10 @@ VARIABLE_OP = "Variable"
 
 # In memory alone: an identity around what a call of a module takes and gives that is to be a call of a function (symbolics/graph/boundaries.py).
 BOUNDARY_OP = "Boundary"
+
+# A function that adds rows to rows of a tensor, of which several may go to one place (symbolics/graph/row_sums.py).
+ROWS_DOMAIN = "pythonop.rows"
+ADD_ROWS = "AddRows"
 
 # Functions that stand for autograd Functions, forward and backward.
 PORTABLE_DOMAIN = "pythonop.portable"
