@@ -18,11 +18,32 @@ from symbolics.graph.emitter import Emitter
 from symbolics.graph.scope import Scope, free_prefix
 from symbolics.graph.values import array_of, attr, static_shape
 from symbolics.graph.walk import captured, remove_unread, subgraphs, unread, walk
+from symbolics.node.names import ADD_ROWS, ROWS_DOMAIN
 
 #: Constants of so many elements at most are written into a body that reads them.
 SMALL = 64
 
-__all__ = ["FORMS", "captures_as_states", "rows_of_infinity", "sums_over_repeats", "write_forms"]
+__all__ = ["FORMS", "captures_as_states", "rows_at_once", "rows_of_infinity", "sums_over_repeats", "write_forms"]
+
+
+def rows_at_once(model: ir.Model) -> int:
+    """Rows added to rows by ScatterND, in place of `AddRows` (`symbolics.graph.row_sums`), which is there for the threads of onnxruntime's CPU.
+
+    Its body sorts rows and asks how many there are of each, which providers with a compiler of their own do not take.
+
+    Returns:
+        How many were written so.
+    """
+    found = [node for node in walk(model.graph) if node.domain == ROWS_DOMAIN and node.op_type == ADD_ROWS]
+    scope = Scope(free_prefix(model.graph, "form/rows/") if found else "", lambda value: False)
+    for node in found:
+        op, (data, index, updates) = Emitter(scope), node.inputs
+        replace(scope, node, op.nodes, [op.ScatterND(data, op.Unsqueeze(index, op.i64([1])), updates, reduction="add")])
+    scope.register(model.graph)
+    if found:
+        model.functions.pop((ROWS_DOMAIN, ADD_ROWS, ""), None)
+        model.graph.opset_imports.pop(ROWS_DOMAIN, None)
+    return len(found)
 
 
 def captures_as_states(model: ir.Model) -> int:
@@ -181,7 +202,7 @@ def _asks_for_rows(node: ir.Node) -> ir.Node | None:
 #: provider, as `exporter.runtime.providers` names it for short -> what writes a model in forms that it takes. Gradients by name come first, which become
 #: nodes that the others look at.
 FORMS: Mapping[str, tuple[Callable[[ir.Model], int], ...]] = {
-    "openvino": (weights_of_convolutions, sums_over_repeats, rows_of_infinity, captures_as_states),
+    "openvino": (weights_of_convolutions, rows_at_once, sums_over_repeats, rows_of_infinity, captures_as_states),
 }
 
 

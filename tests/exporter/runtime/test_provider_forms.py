@@ -92,3 +92,26 @@ def test_a_sum_that_drops_its_axes_is_none_to_a_shape(keepdims, written):
             y = ReduceSum <keepdims = {keepdims}, noop_with_empty_axes = 1> (x, axes)
         }}""")
     assert bool(sums_over_repeats(ir.from_proto(proto))) == written
+
+
+def test_rows_that_are_added_to_rows_are_one_scatter():
+    """The gradient of an embedding of many ids, some of them twice: beside torch's."""
+    torch.manual_seed(0)
+    table, ids = nn.Embedding(300, 96), torch.randint(0, 300, (700,))
+    model = exporter.build_gradient_graph(exporter.export(table, (ids,), dynamo=False))
+    assert any(node.op_type == "AddRows" for node in model.graph)
+    assert write_forms(["openvino"], model)
+    assert not model.functions and [node.op_type for node in model.graph if "Scatter" in node.op_type] == ["ScatterND"]
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    g = torch.randn(700, 96)
+    table(ids).backward(g)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), options)
+    names = [value.name for value in session.get_inputs()]
+    found = dict(
+        zip(
+            [v.name for v in session.get_outputs()], session.run(None, dict(zip(names, (ids.numpy(), g.numpy()), strict=True))), strict=True
+        )
+    )
+    np.testing.assert_allclose(found["weight_grad"], table.weight.grad.numpy(), rtol=1e-5, atol=1e-5)
