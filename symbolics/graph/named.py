@@ -13,11 +13,10 @@ import onnx_ir as ir
 from symbolics.graph.builder import Builder
 from symbolics.graph.copies import inline, replace
 from symbolics.graph.scope import Scope, free_prefix
-from symbolics.graph.values import dtype_of
 from symbolics.graph.walk import prune, walk
 from symbolics.node.names import GRADIENT_DOMAIN
 
-__all__ = ["add_called", "call", "name_of_call", "write_out"]
+__all__ = ["add_called", "call", "function_of", "name_of_call", "write_out"]
 
 
 def name_of_call(node: ir.Node) -> str | None:
@@ -60,22 +59,37 @@ def call(op: Builder, name: str, inputs: Sequence[ir.Value], write: Write, **att
 def _function(op: Builder, name: str, inputs: Sequence[ir.Value], write: Write, attributes: Iterable[str]) -> ir.Function:
     scope = Scope("", lambda value: False)
     scope.opset = op.scope.opset
-    inside = Builder(scope)
     given = [ir.Value(name=f"x{place}", type=value.type, shape=value.shape) for place, value in enumerate(inputs)]
-    with inside.arithmetic():
-        results = write(inside, given)
+    return function_of(scope, GRADIENT_DOMAIN, name, given, write, attributes)
+
+
+def function_of(
+    scope: Scope, domain: str, name: str, inputs: Sequence[ir.Value], write: Write, attributes: Iterable[str] = ()
+) -> ir.Function:
+    """An ONNX function.
+
+    Args:
+        scope: Of its own: the constants of its body become nodes, for a function has no initializers.
+        domain, name: What it is called.
+        inputs: Its inputs, with their names.
+        write: As `call` has it.
+        attributes: The names of its attributes, ints.
+    """
+    op = Builder(scope)
+    with op.arithmetic():
+        results = write(op, inputs)
     for result in results:
-        result.type = result.type or ir.TensorType(dtype_of(given[0]))
+        result.type = result.type or inputs[0].type
     constants = []
-    for value in scope.constants.values():  # a function has no initializers
+    for value in scope.constants.values():
         if value.uses() and value.const_value is not None:
             node = ir.Node("", "Constant", [], [ir.AttrTensor("value", value.const_value)], name=value.name)
             made = node.outputs[0]
             made.name, made.type, made.shape = value.name, value.type, value.shape
             value.replace_all_uses_with(made)
             constants.append(node)
-    graph = ir.Graph(given, results, nodes=[*constants, *prune(inside.nodes, results)], name=name, opset_imports={"": scope.opset})
-    return ir.Function(GRADIENT_DOMAIN, name, graph=graph, attributes=[ir.Attr(each, ir.AttributeType.INTS, None) for each in attributes])
+    graph = ir.Graph(inputs, results, nodes=[*constants, *prune(op.nodes, results)], name=name, opset_imports={"": scope.opset})
+    return ir.Function(domain, name, graph=graph, attributes=[ir.Attr(each, ir.AttributeType.INTS, None) for each in attributes])
 
 
 def write_out(model: ir.Model) -> None:

@@ -14,6 +14,7 @@ import math
 import onnx_ir as ir
 
 from symbolics.graph.builder import Builder
+from symbolics.graph.named import function_of
 from symbolics.graph.scope import Scope
 from symbolics.graph.values import dtype_of, rank_of, static_shape
 from symbolics.node.names import ADD_ROWS, ROWS_DOMAIN
@@ -72,20 +73,10 @@ def function_of_rows(opset: int) -> ir.Function:
         opset: The model's, 16 or newer.
     """
     scope = Scope("", lambda value: False)
-    op = Builder(scope)
-    data, index, updates = (ir.Value(name=name) for name in ("data", "index", "updates"))
-    index.type = ir.TensorType(ir.DataType.INT64)
-    result = _sum(op, data, index, updates)
-    result.name = "sum"
-    constants = []
-    for value in scope.constants.values():
-        if value.uses() and value.const_value is not None:
-            node = ir.Node("", "Constant", [], [ir.AttrTensor("value", value.const_value)], name=value.name)
-            value.replace_all_uses_with(node.outputs[0])
-            node.outputs[0].name = value.name
-            constants.append(node)
-    body = ir.Graph([data, index, updates], [result], nodes=[*constants, *op.nodes], name=ADD_ROWS, opset_imports={"": opset})
-    return ir.Function(ROWS_DOMAIN, ADD_ROWS, graph=body, attributes=[])
+    scope.opset = opset
+    inputs = [ir.Value(name=name) for name in ("data", "index", "updates")]
+    inputs[1].type = ir.TensorType(ir.DataType.INT64)
+    return function_of(scope, ROWS_DOMAIN, ADD_ROWS, inputs, lambda op, given: [_sum(op, *given)])
 
 
 def _sum(op: Builder, data: ir.Value, index: ir.Value, updates: ir.Value) -> ir.Value:
