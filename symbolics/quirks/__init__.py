@@ -23,6 +23,7 @@ from symbolics.quirks.onnxruntime.empty_einsums import einsums_of_nothing
 from symbolics.quirks.onnxruntime.empty_products import EMPTY_PRODUCTS, products_of_nothing
 from symbolics.quirks.onnxruntime.half_scatters import scatter_halves_in_float
 from symbolics.quirks.onnxruntime.matrix_vector import turn_products_with_vectors
+from symbolics.quirks.onnxruntime.racing_scatters import scatter_in_turn
 from symbolics.quirks.pytorch.angles import ANGLES
 from symbolics.quirks.pytorch.attention_dropout import say_that_attention_drops
 from symbolics.quirks.pytorch.axes import AXES
@@ -177,6 +178,7 @@ LOADED: tuple[GraphPass, ...] = (
     products_of_nothing,
     einsums_of_nothing,
     determinants_of_doubles,
+    scatter_in_turn,
 )
 
 

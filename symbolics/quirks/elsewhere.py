@@ -11,7 +11,6 @@ __all__ = [
     "GATHER_ELEMENTS",
     "MUTATED_BUFFERS",
     "PADS_WITH_AXES",
-    "RACING_SCATTERS",
     "WIDENED_HALVES",
     "WRITTEN_PARTS",
 ]
@@ -63,13 +62,6 @@ WIDENED_HALVES = Quirk(
     upstream="onnxruntime",
     seen="1.31.1",
     wrong="a custom operator in float16 between two that the CPU computes in float32 is given float32",
-)
-
-RACING_SCATTERS = Quirk(
-    cure="in_turn in symbolics/graph/rows.py, and symbolics/graph/row_sums.py",
-    upstream="onnxruntime",
-    seen="1.32.0",
-    wrong="ScatterND with a reduction gives its rows to several threads, and what two of them add to one place in the same moment is added once",
 )
 
 GATHER_ELEMENTS = Quirk(
