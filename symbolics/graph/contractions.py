@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,13 +27,14 @@ from symbolics.graph.values import attr, made_by, rank_of, static_shape
 
 __all__ = ["contract"]
 
+_Size = Callable[[], int | ir.Value]
 _TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT32, ir.DataType.INT64})
 _OPEN = 300  # what an open size is taken for where forms are compared
 _MANY = 8  # operands: orders of more are not searched for
 
 # Nanoseconds of onnxruntime 1.32 on one thread, float32; measured by `python -m benchmarks.contractions`.
 _NODE = 2e3
-_MOVED = 2.0  # an element of a Transpose
+_MOVED, _AS_ONE, _BLOCK = 9.0, 0.9, 12.0  # an element of a Transpose; where one axis moves; the last axis as a whole where it stays
 _PRODUCT, _SPAN = 0.4, 15.0  # an element of a Mul; a stretch of it in which each operand goes on or stands still
 _ADDED, _ROW = 0.4, 5.0  # an element of a ReduceSum over the last axes; a row of them
 _ADDED_ACROSS = 1.2  # an element of a ReduceSum over other axes
@@ -145,7 +146,7 @@ class _Planner:
         if best.groups is not None:
             return self._multiplied(*((b, a) if best.swapped else (a, b)), *best.groups)
         order = best.order
-        if not summed and output is not None:  # single axes stand where they should at once
+        if not summed and output is not None and order == goal:  # single axes stand where they should at once
             order = "".join(letter for letter in output if letter in a.letters + b.letters)
         x = self.op.Mul(self._aligned(a, order).value, self._aligned(b, order).value)
         dims = [_joint(a, b, letter) for letter in order]
@@ -175,9 +176,10 @@ class _Planner:
         x.shape = ir.Shape([*joint, *(_merged(each, letters) for each, letters in ((a, left), (b, right)))])
         dims = [*joint, *(a.dim(letter) for letter in left), *(b.dim(letter) for letter in right)]
         if len(left) != 1 or len(right) != 1:
-            sources = [a if letter in a.real else b for letter in (*batch, *left, *right)]
-            asked = [_asked(self.op, each, letter) for each, letter in zip(sources, (*batch, *left, *right))]
-            x = self._reshaped(x, dims, [asked], keeps=len(batch))
+            product = _Operand(x, batch, tuple(joint))  # an axis of a batch may be stretched: the product knows how long it is
+            sources = [*(product for _ in batch), *(a for _ in left), *(b for _ in right)]
+            asked = [self._size(each, letter) for each, letter in zip(sources, batch + left + right)]
+            x = self._reshaped(x, dims, asked, keeps=len(batch))
         return _Operand(x, batch + left + right, tuple(dims))
 
     def _matrix(self, x: _Operand, batch: str, rows: str, columns: str) -> ir.Value:
@@ -189,13 +191,13 @@ class _Planner:
         else:
             x = self._aligned(x, "".join(order))
             dims = [_merged(x, letters) for letters in order]
-            found = self._reshaped(x.value, dims, [[self._size(x, letters) for letters in order]], keeps=len(batch))
+            found = self._reshaped(x.value, dims, [self._size(x, letters) for letters in order], keeps=len(batch))
         if turned:
             n = len(order)
             found = self.op.Transpose(found, perm=[*range(n - 2), n - 1, n - 2])
         return found
 
-    def _size(self, x: _Operand, letters: str) -> Any:
+    def _size(self, x: _Operand, letters: str) -> _Size:
         """A function that asks for the product of the sizes of letters that stand side by side."""
         first = x.letters.index(letters[0]) if letters else 0
 
@@ -209,15 +211,15 @@ class _Planner:
         return ask
 
     # ----------------------------------------------------------------------------------------------------------- axes
-    def _reshaped(self, x: ir.Value, dims: Sequence[Any], asked: Sequence[Any], keeps: int) -> ir.Value:
-        """Reshape to sizes, of which the first ``keeps`` are those of x; none that is known is 0."""
+    def _reshaped(self, x: ir.Value, dims: Sequence[Any], asked: Sequence[_Size], keeps: int) -> ir.Value:
+        """Reshape to sizes, of which the first ``keeps`` are those of x; none that is known is 0. ``asked`` finds each out when the model runs."""
         unknown = [k for k, dim in enumerate(dims) if not isinstance(dim, int)]
         if len(unknown) <= 1:
             found = self.op.Reshape(x, [-1 if k in unknown else dim for k, dim in enumerate(dims)])
         elif max(unknown) < keeps:
             found = self.op.Reshape(x, [0 if k in unknown else dim for k, dim in enumerate(dims)])
         else:
-            found = self.op.Reshape(x, self.op.vector([ask() for ask in asked[0]]), allowzero=1)
+            found = self.op.Reshape(x, self.op.vector([ask() for ask in asked]), allowzero=1)
         found.shape = ir.Shape(dims)
         return found
 
@@ -243,10 +245,6 @@ class _Planner:
                 value = self.op.Unsqueeze(value, [k for k, letter in enumerate(there_after) if not letter])
             value.shape = ir.Shape(dims)
         return _Operand(value, order, dims)
-
-
-def _asked(op: Builder, x: _Operand, letter: str) -> Any:
-    return lambda: op.dim(x.value, x.letters.index(letter))
 
 
 def _missing(shorter: Sequence[str], longer: Sequence[str]) -> list[int] | None:
@@ -304,15 +302,13 @@ def _elementwise(a: _Operand, b: _Operand, summed: Sequence[str], sizes: dict[st
     for order in dict.fromkeys(orders):
         full = _elements(order, sizes)
         cost = _NODE + full * _PRODUCT + full / _span(order, a, b, sizes) * _SPAN
-        cost += sum(_NODE + _elements(x.real, sizes) * _MOVED for x in (a, b) if _in_order(x.real, order) != x.real)
+        cost += sum(_moving(x.real, _in_order(x.real, order), sizes) for x in (a, b))
         if summed:
             rows = full / _elements(summed, sizes)
             last = set(order[-len(summed) :]) == set(summed)
             cost += _NODE + (full * _ADDED + rows * _ROW if last else full * _ADDED_ACROSS)
         left = "".join(letter for letter in order if letter not in summed)
-        if goal is not None and left != goal:
-            cost += _NODE + _elements(left, sizes) * _MOVED
-        yield _Product(cost, order)
+        yield _Product(cost + _moving(left, goal or left, sizes), order)
 
 
 def _matrices(a: _Operand, b: _Operand, summed: Sequence[str], sizes: dict[str, int], goal: str | None) -> Iterator[_Product]:
@@ -331,11 +327,29 @@ def _matrices(a: _Operand, b: _Operand, summed: Sequence[str], sizes: dict[str, 
             matrices, terms = _elements(batch, sizes), _elements(left + inner + right, sizes)
             cost = _NODE + matrices * (_MATRIX + terms * _TERM)
             for each, rows, columns in ((x, left, inner), (y, inner, right)):
-                if each.real not in (batch + rows + columns, batch + columns + rows):
-                    cost += _NODE + _elements(each.real, sizes) * _MOVED
-            if goal is not None and batch + left + right != goal:
-                cost += _NODE + _elements(goal, sizes) * _MOVED
+                if each.real != batch + columns + rows:
+                    cost += _moving(each.real, batch + rows + columns, sizes)
+            cost += _moving(batch + left + right, goal or batch + left + right, sizes)
             yield _Product(cost, groups=(batch, left, inner, right), swapped=swapped)
+
+
+def _moving(before: str, after: str, sizes: dict[str, int]) -> float:
+    """What a Transpose from one order of letters to another takes; letters that stay side by side move as one."""
+    if before == after:
+        return 0.0
+    blocks: list[str] = []
+    for place, letter in enumerate(before):
+        follows = place > 0 and after.find(letter) == after.find(before[place - 1]) + 1
+        if follows:
+            blocks[-1] += letter
+        else:
+            blocks.append(letter)
+    moved = sorted(blocks, key=after.find)
+    one = any([b for b in blocks if b != block] == [b for b in moved if b != block] for block in blocks)
+    element = _AS_ONE if one else _MOVED
+    if moved[-1] == blocks[-1]:
+        element = min(_MOVED, 0.3 + _BLOCK / _elements(blocks[-1], sizes))
+    return _NODE + _elements(before, sizes) * element
 
 
 def _woven(first: str, second: str) -> str:

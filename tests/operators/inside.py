@@ -108,6 +108,8 @@ def _child(name: str, dynamo: bool, answer: Any) -> None:
 def _judged(names: list[str], exporters: list[str]) -> Iterator[tuple[str, str, str, str]]:
     """(operator, exporter, word, why), each from a process of its own."""
     context = multiprocessing.get_context("fork")
+    for which in exporters:  # what an exporter loads the first time, the children have from here
+        judge("sin", _EXPORTERS[which])
     for name in names:
         for which in exporters:
             mine, theirs = context.Pipe()

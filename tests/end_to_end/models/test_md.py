@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import numpy as np
 import pytest
 import torch
 
 from examples.md.compare import compare
-from examples.md.field import write
-from examples.md.run import neighbours, start
+from examples.md.field import CUTOFF, write
+from examples.md.run import DT, forces_of, neighbours, simulate, start
 from tests.processes import python
+from tests.support import missing
 
 
 @pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
@@ -29,6 +32,26 @@ def test_it_runs_without_torch(tmp_path):
     done = python("-c", code)
     assert done.returncode == 0, done.stderr
     assert "108 atoms, 20 steps" in done.stdout
+
+
+def test_the_calculator_of_ase(tmp_path):
+    """ASE's velocity Verlet, with its own list of neighbours, gives the trajectory of `examples.md.run`."""
+    if importlib.util.find_spec("ase") is None:
+        missing("packages", "ase is not installed")
+    from ase import Atoms
+    from ase.md.verlet import VelocityVerlet
+
+    from examples.md.ase_calculator import FileCalculator
+
+    path = tmp_path / "field.onnx"
+    write(str(path), torch.float64)
+    positions, velocities, length = start(3, np.float64)
+    atoms = Atoms(f"Ar{len(positions)}", positions=positions, cell=[length] * 3, pbc=True, masses=np.ones(len(positions)))
+    atoms.calc = FileCalculator(path, CUTOFF)
+    atoms.set_velocities(velocities)
+    VelocityVerlet(atoms, timestep=DT).run(50)
+    expected, _ = simulate(forces_of(path)[0], positions, velocities, length, 50, lambda *_: None)
+    np.testing.assert_allclose(atoms.positions, expected, atol=1e-12)
 
 
 def test_neighbours_over_the_faces_of_the_box():

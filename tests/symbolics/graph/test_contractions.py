@@ -145,6 +145,16 @@ def test_open_sizes_of_nothing_and_one(size):
         np.testing.assert_allclose(_run(model, arrays), np.einsum(equation, *arrays), rtol=1e-4, atol=1e-4)
 
 
+def test_a_batch_that_is_stretched_when_it_runs():
+    """Two open sizes of one letter, of which one turns out to be 1, beside rows and columns of open sizes that are taken apart again."""
+    draw = np.random.default_rng(0)
+    for first, second in ((1, 2), (2, 1), (2, 2)):
+        arrays = [draw.standard_normal(shape).astype(np.float32) for shape in ((first, 3, 5, 40), (second, 40, 4, 6))]
+        model = _model("zabk,zkcd->zabcd", [("z", "a", "b", 40), ("other", 40, "c", "d")])
+        assert quicken(model) == 1
+        np.testing.assert_allclose(_run(model, arrays), _expected("zabk,zkcd->zabcd", arrays), rtol=1e-4, atol=1e-4)
+
+
 def test_a_transpose_before_it_is_not_made_twice():
     """What moved axes for the Einsum alone goes with it; what others read stays."""
     proto = helper.make_model(
