@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,12 @@ from exporter.gradient_graph.model import own_copy, remove_marks
 from exporter.quantization.barriers import keep_in_float
 from exporter.quantization.comparison import Comparison, compare
 from exporter.quantization.decided import decide, drop_settled_buffers
-from exporter.quantization.evaluation import Constants
+from exporter.quantization.declared import declare
+from exporter.quantization.evaluation import Constants, nodes_between
 from exporter.quantization.kernels import kernels_of
 from exporter.quantization.products import Product, find_products, weights_of
-from exporter.quantization.quantizers import Missed, find_quantizers
+from exporter.quantization.quantizers import Missed, Quantizer, find_quantizers
+from exporter.quantization.records import Record, lower
 from exporter.quantization.straight_through import drop_straight_through
 from exporter.quantization.writer import Writer
 from symbolics.errors import ExportError
@@ -149,6 +151,8 @@ def quantize(model: Any) -> Quantized:
     """
     copy = own_copy(model)
     kept = unread(copy.graph)  # parameters that the forward does not read are the model's, all the same
+    declare(copy)
+    declared = lower(copy)
     drop_straight_through(copy)
     remove_marks(copy)
     passes.InlinePass()(copy)
@@ -160,6 +164,8 @@ def quantize(model: Any) -> Quantized:
     constants = Constants(copy)
     weights = weights_of(copy, constants)
     quantizers, missed = find_quantizers(copy, constants)
+    for quantizer in quantizers:
+        _with_its_record(quantizer, declared)
     products = find_products(copy, constants, weights, quantizers, missed)
     if all(product.reason for product in products):
         raise _nothing(copy, products, missed)
@@ -178,6 +184,16 @@ def quantize(model: Any) -> Quantized:
     ]
     left = {each.step.outputs[0].name or "": each.reason for each in missed}
     return Quantized(copy, products=rows, activations=activations, left=left, rounded=rounded)
+
+
+def _with_its_record(quantizer: Quantizer, declared: Mapping[ir.Value, Record]) -> None:
+    """Count the thresholds that a declared Function has elsewhere than what stands for it."""
+    for node in nodes_between([quantizer.source], [quantizer.result]):
+        record = next((declared[value] for value in node.outputs if value in declared), None)
+        if record is not None:
+            grid = quantizer.grid
+            moved = min(grid.moved + record.moved, grid.high - grid.low)
+            quantizer.grid = replace(grid, floats=grid.floats + record.floats, moved=moved)
 
 
 def _row(product: Product, kernels: dict[ir.Node, str] | str) -> QuantizedProduct:
@@ -207,7 +223,7 @@ def _nothing(model: ir.Model, products: Sequence[Product], missed: Sequence[Miss
     calls = next((describe(node) for node in walk(model.graph) if is_python_op(node)), None)
     reasons = [f"  {describe(p.node)}: {p.reason}" for p in products[:2]] + [f"  {describe(m.step)}: {m.reason}" for m in missed[:1]]
     way = (
-        f"the quantiser may be in {calls}, which runs Python: export with portable=True"
+        f"the quantiser may be in {calls}, which runs Python: export with portable=True, or declare it with exporter.quantizer"
         if calls
         else "train with quantisers before the weight and the activation of a product, and export in eval mode"
     )

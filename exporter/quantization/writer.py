@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from exporter.quantization.names import free_name
 from exporter.quantization.products import Product, only_reader
 from exporter.quantization.quantizers import Quantizer
 from symbolics.graph.scope import graph_names
 from symbolics.graph.values import attr
 
-__all__ = ["Writer", "free_name"]
+__all__ = ["Writer"]
 
 
 class Writer:
@@ -170,13 +171,3 @@ class Writer:
 
     def _free(self, name: str) -> str:
         return free_name(self._names, name)
-
-
-def free_name(taken: set[str], name: str) -> str:
-    """The name, with a number where it is taken; it is taken then."""
-    found, count = name, 1
-    while found in taken:
-        count += 1
-        found = f"{name}_{count}"
-    taken.add(found)
-    return found
