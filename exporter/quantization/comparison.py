@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import onnxruntime
 from symbolics.errors import ArgumentError
 from symbolics.text import clean
 
-__all__ = ["Comparison", "compare"]
+__all__ = ["Comparison", "compare", "quantized_name"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def compare(rounded: ir.Model, integers: ir.Model, scales: Mapping[str, float], 
     Args:
         rounded: The model in rounded floats, its functions inlined.
         integers: The model in integers.
-        scales: Value of a quantiser in ``rounded`` -> its step. In ``integers`` it is called ``<name>/quantized``, unless it is an output.
+        scales: Value of a quantiser in ``rounded`` -> its step. In ``integers`` it is called what `quantized_name` says.
         inputs: The arrays of each run, by input.
 
     Raises:
@@ -63,13 +63,16 @@ def compare(rounded: ir.Model, integers: ir.Model, scales: Mapping[str, float], 
         raise ArgumentError("there is nothing to compare on: give at least one dictionary of arrays, by input")
     outputs = [str(value.name) for value in rounded.graph.outputs]
     held = {str(value.name) for node in integers.graph for value in node.outputs}
-    names = {name: f"{name}/quantized" for name in scales if name not in outputs and f"{name}/quantized" in held}
-    one, two = _session(rounded, names), _session(integers, names.values())
+    names = {name: place for name in scales if (place := quantized_name(name, outputs)) in held}
+    level = onnxruntime.GraphOptimizationLevel
+    one = _session(rounded, [name for name in names if name not in outputs], level.ORT_DISABLE_ALL)
+    two = _session(integers, [name for name in names.values() if name not in outputs], level.ORT_ENABLE_ALL)
     off, total, steps = dict.fromkeys(names, 0), dict.fromkeys(names, 0), dict.fromkeys(names, 0.0)
     gaps, rows, moved = dict.fromkeys(outputs, 0.0), dict.fromkeys(outputs, 0), dict.fromkeys(outputs, 0)
     for feeds in inputs:
-        wanted = dict(zip([*outputs, *names], one.run([*outputs, *names], feeds), strict=True))
-        found = dict(zip([*outputs, *names], two.run([*outputs, *names.values()], feeds), strict=True))
+        wanted = _run(one, feeds)
+        values = _run(two, feeds)
+        found = {name: values[names.get(name, name)] for name in (*outputs, *names)}
         for name in names:
             apart = np.abs(wanted[name] - found[name]) / scales[name]
             off[name] += int((apart > 0.5).sum())
@@ -90,13 +93,22 @@ def compare(rounded: ir.Model, integers: ir.Model, scales: Mapping[str, float], 
     )
 
 
-def _session(model: ir.Model, more: Any) -> onnxruntime.InferenceSession:
-    """A session of a model that gives more of its values."""
+def quantized_name(name: str, outputs: Container[str]) -> str:
+    """What a quantiser's value is called in the model in integers: an output keeps its name."""
+    return name if name in outputs else f"{name}/quantized"
+
+
+def _run(session: onnxruntime.InferenceSession, feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    return dict(zip([value.name for value in session.get_outputs()], session.run(None, dict(feeds)), strict=True))
+
+
+def _session(model: ir.Model, more: Sequence[str], level: Any) -> onnxruntime.InferenceSession:
+    """A session of a model that gives more of its values. Of QuantizeLinear in rounded floats, an optimizer would make integers of its own."""
     copy = model.clone()
     values = {value.name: value for node in copy.graph for value in node.outputs}
     copy.graph.outputs.extend(values[name] for name in more)
     for value in copy.graph.outputs:
         value.type = value.type or ir.TensorType(ir.DataType.FLOAT)
     options = onnxruntime.SessionOptions()
-    options.log_severity_level, options.intra_op_num_threads = 4, 1
+    options.log_severity_level, options.intra_op_num_threads, options.graph_optimization_level = 4, 1, level
     return onnxruntime.InferenceSession(ir.to_proto(copy).SerializeToString(), options, providers=["CPUExecutionProvider"])

@@ -8,12 +8,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Grid", "WeightGrid", "find_grid", "finer", "fit_weight", "number_of", "order_of", "thresholds"]
+__all__ = [
+    "TOLERATED_FLOATS",
+    "TOLERATED_SHARE",
+    "Grid",
+    "WeightGrid",
+    "find_grid",
+    "finer",
+    "fit_weight",
+    "number_of",
+    "order_of",
+    "thresholds",
+]
 
 _LEVELS = 256
 # Threshold beside QuantizeLinear's: two float32, as where ties go the other way; or this share of a step, which is what a division and an addition come to
 # that are rounded to float32 at level 255, as where the zero point is added before anything is rounded.
-_FLOATS, _SHARE = 2, 2.0**-15
+TOLERATED_FLOATS, TOLERATED_SHARE = 2, 2.0**-15
 _FAR = np.float32(2.0**40)
 
 
@@ -103,7 +114,7 @@ def find_grid(function: Callable[[np.ndarray], np.ndarray], scales: Iterable[np.
 
     ours, theirs = (thresholds(each, levels) for each in (function, as_written))
     apart = np.abs(ours - theirs)
-    if apart.max() > _FLOATS and np.abs(number_of(ours) - number_of(theirs)).max() > _SHARE * step:
+    if apart.max() > TOLERATED_FLOATS and np.abs(number_of(ours) - number_of(theirs)).max() > TOLERATED_SHARE * step:
         return f"its thresholds are up to {apart.max()} float32 numbers away from QuantizeLinear's"
     return Grid(scale, zero_point, first, last, int(apart.max()), int((apart > 0).sum()))
 
@@ -122,7 +133,7 @@ def _exact(levels: np.ndarray, places: np.ndarray, step: float, scales: Iterable
         if floats == 0:
             return scale
         off = float(np.abs(multiples.astype(np.float64) - levels).max())
-        if (floats == 1 or off <= _SHARE * step) and (found is None or off < found[0]):
+        if (floats == 1 or off <= TOLERATED_SHARE * step) and (found is None or off < found[0]):
             found = off, scale
     return None if found is None else found[1]
 

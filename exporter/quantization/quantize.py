@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-import onnx_ir.passes.common as passes
 
 from exporter.errors import short
 from exporter.files.program import Program
-from exporter.gradient_graph.inference import infer_shapes
-from exporter.gradient_graph.model import own_copy, remove_marks
 from exporter.quantization.barriers import keep_in_float
 from exporter.quantization.comparison import Comparison, compare
-from exporter.quantization.decided import decide, drop_settled_buffers
-from exporter.quantization.declared import declare
-from exporter.quantization.evaluation import Constants, nodes_between
+from exporter.quantization.evaluation import Constants
 from exporter.quantization.kernels import kernels_of
+from exporter.quantization.prepared import count_declared, prepare
 from exporter.quantization.products import Product, find_products, weights_of
-from exporter.quantization.quantizers import Missed, Quantizer, find_quantizers
-from exporter.quantization.records import Record, lower
-from exporter.quantization.straight_through import drop_straight_through
+from exporter.quantization.quantizers import Missed, find_quantizers
 from exporter.quantization.writer import Writer
 from symbolics.errors import ExportError
 from symbolics.graph.values import describe, is_python_op
-from symbolics.graph.walk import remove_unread, unread, walk
+from symbolics.graph.walk import remove_unread, walk
 from symbolics.node.metadata import read_state, write_state
 from symbolics.node.names import LINKS_KEY, STATE_KEY
 from symbolics.text import clean
@@ -149,23 +143,13 @@ def quantize(model: Any) -> Quantized:
         ExportError: Nothing in the model is quantised; the reasons are named.
         FormatError: The model is not valid.
     """
-    copy = own_copy(model)
-    kept = unread(copy.graph)  # parameters that the forward does not read are the model's, all the same
-    declare(copy)
-    declared = lower(copy)
-    drop_straight_through(copy)
-    remove_marks(copy)
-    passes.InlinePass()(copy)
-    copy.functions.clear()
-    decide(copy)
-    drop_settled_buffers(copy)
-    remove_unread(copy.graph, kept)
-    infer_shapes(copy, only_where_missing=True)
+    prepared = prepare(model)
+    copy, declared = prepared.model, prepared.declared
     constants = Constants(copy)
     weights = weights_of(copy, constants)
     quantizers, missed = find_quantizers(copy, constants)
     for quantizer in quantizers:
-        _with_its_record(quantizer, declared)
+        count_declared(quantizer, declared)
     products = find_products(copy, constants, weights, quantizers, missed)
     if all(product.reason for product in products):
         raise _nothing(copy, products, missed)
@@ -174,7 +158,7 @@ def quantize(model: Any) -> Quantized:
         if not product.reason:
             writer.write_product(product)
     names = {each: writer.write_quantizer(each) for each in quantizers}
-    remove_unread(copy.graph, kept)
+    remove_unread(copy.graph, prepared.kept)
     keep_in_float(copy, products)
     _forget(copy)
     kernels = kernels_of(copy, [product.node for product in products if not product.reason])
@@ -184,16 +168,6 @@ def quantize(model: Any) -> Quantized:
     ]
     left = {each.step.outputs[0].name or "": each.reason for each in missed}
     return Quantized(copy, products=rows, activations=activations, left=left, rounded=rounded)
-
-
-def _with_its_record(quantizer: Quantizer, declared: Mapping[ir.Value, Record]) -> None:
-    """Count the thresholds that a declared Function has elsewhere than what stands for it."""
-    for node in nodes_between([quantizer.source], [quantizer.result]):
-        record = next((declared[value] for value in node.outputs if value in declared), None)
-        if record is not None:
-            grid = quantizer.grid
-            moved = min(grid.moved + record.moved, grid.high - grid.low)
-            quantizer.grid = replace(grid, floats=grid.floats + record.floats, moved=moved)
 
 
 def _row(product: Product, kernels: dict[ir.Node, str] | str) -> QuantizedProduct:

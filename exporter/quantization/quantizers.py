@@ -14,7 +14,7 @@ from exporter.quantization.grids import Grid, find_grid
 from symbolics.errors import FormatError
 from symbolics.graph.values import attr
 
-__all__ = ["ELEMENTWISE", "Missed", "Quantizer", "find_quantizers"]
+__all__ = ["ELEMENTWISE", "Missed", "Quantizer", "find_quantizers", "function_of"]
 
 #: What rounds: each quantiser has one of them.
 _STEPS = {"Round", "Floor", "Ceil", "QuantizeLinear", "Cast"}
@@ -79,6 +79,14 @@ def find_quantizers(model: ir.Model, constants: Constants) -> tuple[list[Quantiz
         found.append(made)
         done.update(nodes_between([made.source], [made.result]))
     return found, [each for each in missed if each.step not in done]
+
+
+def function_of(model: ir.Model, constants: Constants, quantizer: Quantizer) -> Callable[[np.ndarray], np.ndarray]:
+    """A quantiser as a function of float32 numbers."""
+    nodes = _made_of(constants, quantizer.source, quantizer.result)
+    held = None if nodes is None else _numbers(constants, nodes)
+    assert held is not None, quantizer.result.name
+    return _function(model, quantizer.source, quantizer.result, held)
 
 
 def _rounds(node: ir.Node) -> bool:

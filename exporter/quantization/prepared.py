@@ -1,0 +1,69 @@
+"""A fake-quantised model in the form in which quantisers are looked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import onnx_ir as ir
+import onnx_ir.passes.common as passes
+
+from exporter.gradient_graph.inference import infer_shapes
+from exporter.gradient_graph.model import own_copy, remove_marks
+from exporter.quantization.decided import decide, drop_settled_buffers
+from exporter.quantization.declared import declare
+from exporter.quantization.evaluation import nodes_between
+from exporter.quantization.quantizers import Quantizer
+from exporter.quantization.records import Record, lower
+from exporter.quantization.straight_through import drop_straight_through
+from symbolics.graph.walk import remove_unread, unread
+
+__all__ = ["Prepared", "count_declared", "prepare"]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model of standard operators, its functions inlined.
+
+    Attributes:
+        model: The model.
+        declared: What a declared Function gives -> its record.
+        kept: Initializers that the forward does not read.
+    """
+
+    model: ir.Model
+    declared: dict[ir.Value, Record]
+    kept: Any
+
+
+def prepare(model: Any) -> Prepared:
+    """A copy of a model in which quantisers can be found.
+
+    Raises:
+        FormatError: The model is not valid.
+        ExportError: A Function computes something else than what `exporter.quantizer` declared.
+    """
+    copy = own_copy(model)
+    kept = unread(copy.graph)  # parameters that the forward does not read are the model's, all the same
+    declare(copy)
+    declared = lower(copy)
+    drop_straight_through(copy)
+    remove_marks(copy)
+    passes.InlinePass()(copy)
+    copy.functions.clear()
+    decide(copy)
+    drop_settled_buffers(copy)
+    remove_unread(copy.graph, kept)
+    infer_shapes(copy, only_where_missing=True)
+    return Prepared(copy, declared, kept)
+
+
+def count_declared(quantizer: Quantizer, declared: Mapping[ir.Value, Record]) -> None:
+    """Count the thresholds that a declared Function has elsewhere than what stands for it."""
+    for node in nodes_between([quantizer.source], [quantizer.result]):
+        record = next((declared[value] for value in node.outputs if value in declared), None)
+        if record is not None:
+            grid = quantizer.grid
+            moved = min(grid.moved + record.moved, grid.high - grid.low)
+            quantizer.grid = replace(grid, floats=grid.floats + record.floats, moved=moved)
