@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -34,6 +35,10 @@ __all__ = ["quantize"]
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The file in integers to write.")
+@click.option("--weights", type=click.Choice(["int4"]), help="Give matrix products that would stay in float weights of 4 bits.")
+@click.option(
+    "--group", type=int, metavar="N", help="With --weights: how many numbers share a step: 16 to 256. Default: what is exact, or 32."
+)
 @click.option(
     "--compare",
     "runs",
@@ -53,6 +58,8 @@ def quantize(
     context: click.Context,
     file: Path,
     output: Path,
+    weights: Any,
+    group: int | None,
     runs: int,
     inputs: Path | None,
     dims: tuple[str, ...],
@@ -70,7 +77,7 @@ def quantize(
         with status(f"looking for quantisers in {file}", as_json):
             model = open_model(file)
             writable(output, Failure, keep=data_files(model))
-            quantized = exporter.quantize(model)
+            quantized = exporter.quantize(model, weights=weights, group=group)
         arrays = read_arrays(inputs) if inputs is not None else {}
         compared = None
         if runs:

@@ -240,8 +240,13 @@ def _common_divisor(values: np.ndarray) -> float:
         while rest > least:
             one, rest = rest, abs(one - rest * round(one / rest))
         found = one
+        if found * 2 * _LEVELS < values[-1]:  # it only gets smaller, and is too small already
+            return 0.0
         for known in values[: i + 1]:  # each larger one says it more exactly
-            found = known / round(known / found)
+            count = round(known / found)
+            if not count:  # what is left is no divisor of what came before
+                return 0.0
+            found = float(known) / count
     return found
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
+from exporter.quantization.groups import GroupGrid
 from exporter.quantization.names import free_name
 from exporter.quantization.products import Product, only_reader
 from exporter.quantization.quantizers import Quantizer
@@ -57,6 +59,21 @@ class Writer:
             result = product.result
             result.replace_all_uses_with(node.outputs[0], replace_graph_outputs=True)
             self._sources[result] = node.outputs[0]
+
+    def write_groups(self, node: ir.Node, grid: GroupGrid) -> None:
+        """Give a matrix product a weight of 4 bits in groups; what it takes stays in float."""
+        name = (node.inputs[1].name if node.inputs[1] is not None else None) or "weight"
+        levels, zero = (array.astype(ml_dtypes.uint4) for array in (grid.levels, grid.zero))
+        inputs = [self._held(f"{name}/levels", levels), self._held(f"{name}/scale", grid.scale), self._held(f"{name}/zero_point", zero)]
+        value = self._node(
+            "DequantizeLinear", inputs, f"{name}/quantized", ir.DataType.FLOAT, ir.Shape(levels.shape), before=node,
+            attributes={"axis": 0, "block_size": grid.group},
+        )  # fmt: skip
+        node.replace_input_with(1, value)
+        if node.op_type == "Gemm":
+            self._divide_gemm(node)
+        else:
+            self._keep_apart(node)
 
     def write_quantizer(self, quantizer: Quantizer) -> str:
         """Put QuantizeLinear and DequantizeLinear in the place of a quantiser; the name of its value."""
