@@ -74,6 +74,13 @@ class Writer:
             self._divide_gemm(node)
         else:
             self._keep_apart(node)
+        old = node.outputs[0]
+        if any(not reader.domain and reader.op_type in ("Clip", "Identity", "Relu") for reader in old.consumers()):
+            # onnxruntime takes these for a part of the product, and then for one that it has no kernel of.
+            uses = list(old.uses())
+            alone = self._node("Sum", [old], f"{old.name}/float", ir.DataType.FLOAT, old.shape, after=node)
+            for use in uses:
+                use.node.replace_input_with(use.idx, alone)
 
     def write_quantizer(self, quantizer: Quantizer) -> str:
         """Put QuantizeLinear and DequantizeLinear in the place of a quantiser; the name of its value."""
@@ -135,6 +142,7 @@ class Writer:
         node.resize_inputs(2)
         old = node.outputs[0]
         if bias is None:
+            self._keep_apart(node)
             return
         uses, given = list(old.uses()), [place for place, value in enumerate(self._graph.outputs) if value is old]
         total = self._node("Sum", [old, bias], f"{old.name}/product", ir.DataType.FLOAT, old.shape, after=node)
@@ -146,11 +154,9 @@ class Writer:
         self._sources[old] = total
 
     def _keep_apart(self, node: ir.Node) -> None:
-        """Write Sum for the Add of a bias behind a MatMul: of the two, onnxruntime makes a Gemm in float."""
+        """Write Sum for an Add behind a MatMul: of the two, onnxruntime makes a Gemm in float."""
         add = only_reader(node.outputs[0])
-        if add is None or add.domain or add.op_type != "Add":
-            return
-        if any(value is not None and value.is_initializer() for value in add.inputs):
+        if add is not None and not add.domain and add.op_type == "Add":
             add.op_type = "Sum"
 
     def _held(self, name: str, array: np.ndarray) -> ir.Value:

@@ -153,6 +153,36 @@ def test_float_weights_are_rounded(dynamo, group, tmp_path):
     assert x.grad.abs().sum() > 0 and (tmp_path / "int4.onnx").stat().st_size < 0.3 * len(program.model_proto.SerializeToString())
 
 
+@pytest.mark.parametrize("between", [nn.ReLU, nn.ReLU6, nn.Identity, nn.Tanh, lambda: nn.Hardtanh(-2, 2)])
+def test_what_stands_between_two_of_them(between):
+    """onnxruntime takes a Relu or Clip for a part of the product before it."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(64, 64, bias=False), between(), nn.Linear(64, 32, bias=False), between()).eval(), torch.randn(3, 64)
+    quantized = exporter.quantize(exporter.export(model, (x,), dynamo=False), weights="int4")
+    assert [each.kernel for each in quantized.products] == ["MatMulNBits"] * 2
+    (got,) = session(quantized.model_proto.SerializeToString()).run(None, {"input": x.numpy()})
+    assert np.linalg.norm(got - model(x).detach().numpy()) < 0.15 * np.linalg.norm(got)
+
+
+@pytest.mark.unusable("onnxruntime has no kernel for bfloat16: the integers are what can be run")
+def test_weights_that_are_computed_in_bfloat16(dynamo):
+    """onnxruntime has no kernel for that: ONNX's reference computes them."""
+
+    class Model(nn.Linear):
+        def forward(self, x):
+            return F.linear(x, (self.weight.bfloat16() * torch.tensor(1.5, dtype=torch.bfloat16)).float(), self.bias)
+
+    torch.manual_seed(0)
+    model, x = Model(64, 32).eval(), torch.randn(3, 64)
+    program = (
+        exporter.export(model, (x,), dynamo=dynamo, optimize=False)
+        if dynamo
+        else exporter.export(model, (x,), dynamo=False, do_constant_folding=False)
+    )
+    quantized = exporter.quantize(program, weights="int4")
+    assert quantized.products[0].kernel == "MatMulNBits" and 0 < quantized.products[0].error < 0.1
+
+
 def test_beside_products_in_integers(dynamo):
     """What has both quantisers stays in 8 bits; the rest gets weights of 4."""
     model, args = trained(MODELS["transformer"])
