@@ -14,12 +14,15 @@ from exporter.gradient_graph.model import own_copy, remove_marks
 from exporter.quantization.decided import decide, drop_settled_buffers
 from exporter.quantization.declared import declare
 from exporter.quantization.evaluation import nodes_between
+from exporter.quantization.qonnx_nodes import from_qonnx_nodes
 from exporter.quantization.quantizers import Quantizer
 from exporter.quantization.records import Record, lower
 from exporter.quantization.straight_through import drop_straight_through
-from symbolics.graph.walk import remove_unread, unread
+from symbolics.graph.walk import remove_unread, unread, walk
+from symbolics.node.metadata import read_state, write_state
+from symbolics.node.names import LINKS_KEY, STATE_KEY
 
-__all__ = ["Prepared", "count_declared", "prepare"]
+__all__ = ["Prepared", "count_declared", "forget", "prepare"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ def prepare(model: Any) -> Prepared:
     """
     copy = own_copy(model)
     kept = unread(copy.graph)  # parameters that the forward does not read are the model's, all the same
+    from_qonnx_nodes(copy)
     declare(copy)
     declared = lower(copy)
     drop_straight_through(copy)
@@ -67,3 +71,15 @@ def count_declared(quantizer: Quantizer, declared: Mapping[ir.Value, Record]) ->
             grid = quantizer.grid
             moved = min(grid.moved + record.moved, grid.high - grid.low)
             quantizer.grid = replace(grid, floats=grid.floats + record.floats, moved=moved)
+
+
+def forget(model: ir.Model) -> None:
+    """Take from the table of the state what the file holds no more: weights and biases that are integers now."""
+    model.metadata_props.pop(LINKS_KEY, None)
+    used = {node.domain for node in walk(model.graph)}
+    for domain in [domain for domain in model.opset_imports if domain and domain not in used]:
+        del model.opset_imports[domain]
+    state = read_state(model.metadata_props)
+    if state is not None:
+        held = model.graph.initializers
+        model.metadata_props[STATE_KEY] = write_state({name: entry for name, entry in state.items() if entry.initializer in held})

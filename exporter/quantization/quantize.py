@@ -16,15 +16,13 @@ from exporter.quantization.comparison import Comparison, compare
 from exporter.quantization.evaluation import Constants
 from exporter.quantization.groups import SIZES
 from exporter.quantization.kernels import kernels_of
-from exporter.quantization.prepared import count_declared, prepare
+from exporter.quantization.prepared import count_declared, forget, prepare
 from exporter.quantization.products import Product, find_products, group_weights, weights_of
 from exporter.quantization.quantizers import Missed, find_quantizers
 from exporter.quantization.writer import Writer
 from symbolics.errors import ArgumentError, ExportError
 from symbolics.graph.values import describe, is_python_op
 from symbolics.graph.walk import remove_unread, walk
-from symbolics.node.metadata import read_state, write_state
-from symbolics.node.names import LINKS_KEY, STATE_KEY
 from symbolics.text import clean
 
 __all__ = ["Activation", "Quantized", "QuantizedProduct", "quantize"]
@@ -184,7 +182,7 @@ def quantize(model: Any, *, weights: Literal["int4"] | None = None, group: int |
     keep_in_float(copy, products)
     if any(product.groups is not None for product in products):
         _raise_opset(copy)
-    _forget(copy)
+    forget(copy)
     kernels = kernels_of(copy, [product.node for product in products if not product.reason])
     rows = [_row(product, kernels) for product in products]
     activations = [
@@ -228,18 +226,6 @@ def _row(product: Product, kernels: dict[ir.Node, str] | str) -> QuantizedProduc
     error = product.groups.error if product.groups is not None else 0.0
     reason = product.reason or ("" if kernel else kernels if isinstance(kernels, str) else "onnxruntime does not fuse it here")
     return QuantizedProduct(product.node.name or "", product.operator, kernel, bits, product.moved, reason, error)
-
-
-def _forget(model: ir.Model) -> None:
-    """Take from the table of the state what the file holds no more: weights and biases that are integers now."""
-    model.metadata_props.pop(LINKS_KEY, None)
-    used = {node.domain for node in walk(model.graph)}
-    for domain in [domain for domain in model.opset_imports if domain and domain not in used]:
-        del model.opset_imports[domain]
-    state = read_state(model.metadata_props)
-    if state is not None:
-        held = model.graph.initializers
-        model.metadata_props[STATE_KEY] = write_state({name: entry for name, entry in state.items() if entry.initializer in held})
 
 
 def _nothing(model: ir.Model, products: Sequence[Product], missed: Sequence[Missed]) -> ExportError:

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 import onnx_ir as ir
 
+from exporter.quantization.emitter import Emitter
 from exporter.quantization.expressions import Expression
-from exporter.quantization.names import free_name
 from symbolics.errors import FormatError
 from symbolics.graph.scope import graph_names
 from symbolics.graph.values import describe, is_python_op
@@ -157,48 +157,30 @@ def lower(model: ir.Model) -> dict[ir.Value, Record]:
         record = read(node)
         if record is None or (result := result_of(node)) is None or node.inputs[0] is None:
             continue
-        output = _written(model.graph, names, node, record)
-        output.type, output.shape = result.type, result.shape
-        result.replace_all_uses_with(output, replace_graph_outputs=True)
-        model.graph.remove(node, safe=True)
-        output.name, result.name = result.name, None
+        op = Emitter(model.graph, names, node)
+        output = _written(op, node, record)
+        op.replace(result, output)
         found[output] = record
     return found
 
 
-def _written(graph: ir.Graph, names: set[str], node: ir.Node, record: Record) -> ir.Value:
-    """The last value of the operators that stand for a node, before it."""
-    stem = node.name or "quantizer"
+def _written(op: Emitter, node: ir.Node, record: Record) -> ir.Value:
+    """The last value of the operators that stand for a node."""
 
-    def constant(array: np.ndarray) -> ir.Value:
-        name = free_name(names, f"{stem}/constant")
-        tensor = ir.tensor(array, name=name)
-        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
-        graph.register_initializer(value)
-        return value
-
-    def make(op: str, *given: Any) -> ir.Value:
-        inputs = [constant(np.array(each, np.float32)) if isinstance(each, float) else each for each in given]
-        if op == "Clip" and not all(isinstance(each, float) for each in given[1:]):
-            return make("Min", make("Max", inputs[0], inputs[1]), inputs[2])  # Clip takes ends of no axes
-        return add(ir.node(op, inputs, name=free_name(names, f"{stem}/{op}")))
-
-    def add(made: ir.Node) -> ir.Value:
-        graph.insert_before(node, made)
-        made.outputs[0].name, made.outputs[0].type = free_name(names, f"{made.name}_0"), ir.TensorType(ir.DataType.FLOAT)
-        return made.outputs[0]
+    def make(name: str, *given: Any) -> ir.Value:
+        if name == "Clip" and not all(isinstance(each, float) for each in given[1:]):
+            return op("Min", op("Max", given[0], given[1]), given[2])  # Clip takes ends of no axes
+        return op(name, *given)
 
     def channels(value: ir.Value) -> ir.Value:
         if record.axis is None or (value.shape is not None and not len(value.shape)):
             return value
-        shape = constant(np.array([-1, *[1] * (record.rank - record.axis - 1)], np.int64))
-        return add(ir.node("Reshape", [value, shape], name=free_name(names, f"{stem}/Reshape")))
+        return op("Reshape", value, op.constant(np.array([-1, *[1] * (record.rank - record.axis - 1)], np.int64)))
 
     def number(value: ir.Value) -> ir.Value:
-        if value.dtype in (None, ir.DataType.FLOAT):
-            return value
-        return add(ir.node("Cast", [value], attributes={"to": ir.DataType.FLOAT}, name=free_name(names, f"{stem}/Cast")))
+        return value if value.dtype in (None, ir.DataType.FLOAT) else op("Cast", value, to=ir.DataType.FLOAT)
 
     read_names = set().union(*(Expression(t).names for t in (record.scale, record.zero_point, record.low, record.high) if t))
     inputs = {f"x{i}": number(v) for i, v in enumerate(node.inputs) if v is not None and f"x{i}" in read_names}
-    return _formula(record, node.inputs[0], inputs, make, channels)
+    found: ir.Value = _formula(record, node.inputs[0], inputs, make, channels)
+    return found
