@@ -18,9 +18,11 @@ from exporter.quantization.qonnx_nodes import from_qonnx_nodes
 from exporter.quantization.quantizers import Quantizer
 from exporter.quantization.records import Record, lower
 from exporter.quantization.straight_through import drop_straight_through
+from symbolics.errors import FormatError
 from symbolics.graph.walk import remove_unread, unread, walk
 from symbolics.node.metadata import read_state, write_state
 from symbolics.node.names import LINKS_KEY, STATE_KEY
+from symbolics.text import reason
 
 __all__ = ["Prepared", "count_declared", "forget", "prepare"]
 
@@ -54,7 +56,10 @@ def prepare(model: Any) -> Prepared:
     declared = lower(copy)
     drop_straight_through(copy)
     remove_marks(copy)
-    passes.InlinePass()(copy)
+    try:
+        passes.InlinePass()(copy)
+    except ValueError as error:  # functions of another opset
+        raise FormatError(f"the functions of the model cannot be put in the place of their calls: {reason(error)}") from error
     copy.functions.clear()
     decide(copy)
     drop_settled_buffers(copy)

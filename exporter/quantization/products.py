@@ -17,6 +17,7 @@ from symbolics.graph.values import attr
 __all__ = ["MOVES", "Product", "find_products", "group_weights", "only_reader", "sources_of", "weights_of"]
 
 _PRODUCTS = {"Conv", "Gemm", "MatMul"}
+_FEWEST_AXES = {"Conv": 3, "Gemm": 2, "MatMul": 1}  # of a weight
 #: What has a weight, and no integer kernel in onnxruntime's CPU.
 _FLOAT = {"ConvTranspose", "GRU", "LSTM", "RNN"}
 #: What moves numbers and computes none: levels stay levels.
@@ -71,7 +72,9 @@ def weights_of(model: ir.Model, constants: Constants) -> dict[ir.Node, WeightGri
             continue
         weight = constants.array(value)
         axis = 0 if node.op_type == "Conv" or attr(node, "transB", 0) else 1 if weight.ndim == 2 else None
-        if weight.dtype != np.float32:
+        if weight.ndim < _FEWEST_AXES[node.op_type]:
+            found[node] = f"its weight has {weight.ndim} axes"
+        elif weight.dtype != np.float32:
             found[node] = f"its weight is {weight.dtype}: integers are made of float32 models alone, model.float()"
         else:
             found[node] = fit_weight(weight, axis, constants.behind(value))

@@ -130,8 +130,9 @@ def _rounds(node: ir.Node) -> bool:
         return False
     if node.op_type != "Cast":
         return True
-    source = node.inputs[0]
-    return source is not None and (source.dtype or ir.DataType.INT64).is_floating_point() and ir.DataType(attr(node, "to")).is_integer()
+    source, to = node.inputs[0], attr(node, "to")
+    known = to in ir.DataType.__members__.values()  # a damaged file may say any number
+    return source is not None and (source.dtype or ir.DataType.INT64).is_floating_point() and known and ir.DataType(to).is_integer()
 
 
 def _quantizer_at(model: ir.Model, constants: Constants, step: ir.Node) -> Quantizer | str:
