@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 
 import numpy as np
@@ -20,6 +21,7 @@ from exporter.cli import main
 from exporter.quantization.qonnx import _range
 from tests.exporter.quantization.models import MODELS, image, rows, trained
 from tests.exporter.quantization.quantizers import Act, Linear
+from tests.support import missing
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.unusable("onnxruntime does not run QONNX")]
 
@@ -186,6 +188,22 @@ def test_thresholds_that_the_definition_moves_are_counted():
     theirs = (np.rint(near / scale + zero) == np.rint(near[:, :1] / scale + zero)).sum(1)
     assert rows[0].moved == (ours != theirs).sum() > 0 and rows[0].floats == np.abs(ours - theirs).max()
     assert "thresholds of activations moved by" in str(written)
+
+
+@pytest.mark.parametrize("name", ["mlp, activations asymmetric", "conv 4 bits", "transformer, whole", "one bit"])
+def test_the_packages_own_execution(name, tmp_path):
+    """Nodes as their project runs them."""
+    if importlib.util.find_spec("qonnx") is None:
+        missing("packages", "qonnx is not installed")
+    torch.manual_seed(0)
+    model, args = (Binary().eval(), (torch.randn(8, 15),)) if name == "one bit" else trained(MODELS[name])
+    written = exporter.to_qonnx(exporter.export(model, args, dynamo=False, portable=True))
+    written.save(tmp_path / "qonnx.onnx")
+    wrapper = importlib.import_module("qonnx.core.modelwrapper").ModelWrapper(str(tmp_path / "qonnx.onnx"))
+    wrapper = wrapper.transform(importlib.import_module("qonnx.transformation.infer_shapes").InferShapes())
+    feeds = {written.model.graph.inputs[0].name: args[0].numpy()}
+    (got,) = importlib.import_module("qonnx.core.onnx_exec").execute_onnx(wrapper, feeds).values()
+    np.testing.assert_allclose(got, model(*args).detach().numpy(), atol=1e-5)
 
 
 # ---------------------------------------------------------------------------------------------------------------- reading
