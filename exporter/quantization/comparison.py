@@ -10,8 +10,10 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
-from symbolics.errors import ArgumentError
-from symbolics.text import clean
+from symbolics.errors import ArgumentError, RunError
+from symbolics.graph.values import describe, is_python_op
+from symbolics.graph.walk import walk
+from symbolics.text import clean, reason
 
 __all__ = ["Comparison", "compare", "quantized_name"]
 
@@ -58,6 +60,7 @@ def compare(rounded: ir.Model, integers: ir.Model, scales: Mapping[str, float], 
 
     Raises:
         ArgumentError: There are no inputs.
+        RunError: onnxruntime does not open a model, or cannot run it on the inputs.
     """
     if not inputs:
         raise ArgumentError("there is nothing to compare on: give at least one dictionary of arrays, by input")
@@ -99,11 +102,19 @@ def quantized_name(name: str, outputs: Container[str]) -> str:
 
 
 def _run(session: onnxruntime.InferenceSession, feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    return dict(zip([value.name for value in session.get_outputs()], session.run(None, dict(feeds)), strict=True))
+    try:
+        results = session.run(None, dict(feeds))
+    except Exception as error:
+        raise RunError(f"onnxruntime cannot run the model on these inputs: {reason(error)}") from error
+    return dict(zip([value.name for value in session.get_outputs()], results, strict=True))
 
 
 def _session(model: ir.Model, more: Sequence[str], level: Any) -> onnxruntime.InferenceSession:
     """A session of a model that gives more of its values. Of QuantizeLinear in rounded floats, an optimizer would make integers of its own."""
+    if (call := next((describe(node) for node in walk(model.graph) if is_python_op(node)), None)) is not None:
+        raise RunError(
+            f"a model is compared without Python, and {call} runs it\n  way out: export with portable=True, or declare it with exporter.quantizer"
+        )
     copy = model.clone()
     values = {value.name: value for node in copy.graph for value in node.outputs}
     copy.graph.outputs.extend(values[name] for name in more)
@@ -111,4 +122,7 @@ def _session(model: ir.Model, more: Sequence[str], level: Any) -> onnxruntime.In
         value.type = value.type or ir.TensorType(ir.DataType.FLOAT)
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads, options.graph_optimization_level = 4, 1, level
-    return onnxruntime.InferenceSession(ir.to_proto(copy).SerializeToString(), options, providers=["CPUExecutionProvider"])
+    try:
+        return onnxruntime.InferenceSession(ir.to_proto(copy).SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise RunError(f"onnxruntime does not open the model: {reason(error)}") from error

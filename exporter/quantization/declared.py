@@ -140,7 +140,12 @@ def declare(model: ir.Model) -> None:
     remove_marks(copy)
     constants = Constants(copy)
     for node, twin in zip(nodes, twins, strict=True):
-        record = _proven(copy, constants, twin, _declared[function_of(node)])
+        try:
+            record = _proven(copy, constants, twin, _declared[function_of(node)])
+        except ExportError as error:
+            raise ExportError(
+                f"{error}\n  way out: mend what exporter.quantizer says of it, or take the declaration out"
+            ) from error.__cause__
         if record is not None:
             node.metadata_props[QUANTIZER_PROPERTY] = write(record)
 
@@ -149,7 +154,7 @@ def declare(model: ir.Model) -> None:
 def _proven(model: ir.Model, constants: Constants, node: ir.Node, declaration: _Declaration) -> Record | None:
     """The record of a call, None where its scale or another tensor that it takes is not known before a run."""
     call = read_attributes(values_of(node))
-    source = node.inputs[0]
+    source = node.inputs[0] if node.inputs else None
     others = [value for value in node.inputs[1:] if value is not None]
     if source is None or source.dtype not in (None, ir.DataType.FLOAT) or any(value not in constants for value in others):
         return None

@@ -16,6 +16,7 @@ from symbolics.graph.copies import clone_nodes
 from symbolics.graph.scope import Scope
 from symbolics.graph.values import describe, is_python_op, name_of
 from symbolics.graph.walk import subgraphs
+from symbolics.text import reason
 
 __all__ = ["Constants", "compiled", "nodes_between"]
 
@@ -133,14 +134,22 @@ def _opened(proto: onnx.ModelProto) -> Callable[[dict[Any, np.ndarray]], list[np
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads, options.log_severity_level = 1, 4
+    run: Any
     try:
-        session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        return lambda feeds: list(session.run(None, feeds))
-    except onnxruntime.capi.onnxruntime_pybind11_state.NotImplemented:
-        reference = ReferenceEvaluator(proto)
-        return lambda feeds: list(reference.run(None, feeds))
+        try:
+            run = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"]).run
+        except onnxruntime.capi.onnxruntime_pybind11_state.NotImplemented:
+            run = ReferenceEvaluator(proto).run
     except Exception as error:
-        raise FormatError(f"onnxruntime does not open a part of the model: {error}") from error
+        raise FormatError(f"onnxruntime does not open a part of the model: {reason(error)}") from error
+
+    def call(feeds: dict[Any, np.ndarray]) -> list[np.ndarray]:
+        try:
+            return list(run(None, feeds))
+        except Exception as error:  # shapes that do not fit, a division of integers by 0
+            raise FormatError(f"a part of the model cannot be run: {reason(error)}") from error
+
+    return call
 
 
 def _without_rank(node: ir.Node) -> None:

@@ -14,6 +14,7 @@ __all__ = ["SIZES", "GroupGrid", "fit_groups"]
 #: The sizes of groups that onnxruntime's kernel takes.
 SIZES = (16, 32, 64, 128, 256)
 _LEVELS = 16
+_AT_ONCE = 1 << 22  # numbers: of larger weights, some columns at a time
 #: What the ends of a group are drawn in by: few numbers that lie far out cost more levels than they are worth.
 _SHRUNK = np.arange(1.0, 0.69, -0.05)
 
@@ -45,13 +46,26 @@ def fit_groups(weight: np.ndarray, group: int | None) -> GroupGrid:
         group: The size of a group. None: the largest in which it is exact, or 32.
     """
     sizes = sorted(SIZES, reverse=True) if group is None else [group]
+    parts = np.array_split(weight, max(1, weight.size // _AT_ONCE), axis=1)
     for size in sizes:
         if len(weight) >= size or size == sizes[-1]:
-            found = _exact(_blocks(weight, size))
-            if found is not None:
-                return _grid(weight, size, *found)
+            found = []
+            for part in parts:
+                steps = _exact(_blocks(part, size))
+                if steps is None:
+                    break
+                found.append(steps)
+            else:
+                return _joined([_grid(part, size, *steps) for part, steps in zip(parts, found, strict=True)], weight)
     size = 32 if group is None else group
-    return _grid(weight, size, *_rounded(_blocks(weight, size)))
+    return _joined([_grid(part, size, *_rounded(_blocks(part, size))) for part in parts], weight)
+
+
+def _joined(grids: list[GroupGrid], weight: np.ndarray) -> GroupGrid:
+    """The grids of some columns each, as one."""
+    levels, scale, zero = (np.concatenate([getattr(grid, name) for grid in grids], 1) for name in ("levels", "scale", "zero"))
+    whole = float((weight.astype(np.float64) ** 2).sum())
+    return GroupGrid(levels, scale, zero, grids[0].group, float(np.sqrt(sum(grid.error**2 for grid in grids) / whole)) if whole else 0.0)
 
 
 def _blocks(weight: np.ndarray, size: int) -> np.ndarray:
@@ -61,13 +75,13 @@ def _blocks(weight: np.ndarray, size: int) -> np.ndarray:
 
 
 def _grid(weight: np.ndarray, size: int, scale: np.ndarray, zero: np.ndarray) -> GroupGrid:
+    """The levels of some columns; their error is the root of the sum of squares, which `_joined` relates to the weight."""
     blocks = _blocks(weight, size)
     levels = np.clip(np.rint(blocks / scale[:, None]) + zero[:, None], 0, _LEVELS - 1)
     made = ((levels - zero[:, None]).astype(np.float32) * scale[:, None]).reshape(-1, weight.shape[1])[: len(weight)]
-    whole = float(np.sqrt((weight.astype(np.float64) ** 2).mean()))
-    off = float(np.sqrt(((made.astype(np.float64) - weight) ** 2).mean()))
+    off = float(np.sqrt(((made.astype(np.float64) - weight) ** 2).sum()))
     levels = levels.reshape(-1, weight.shape[1])[: len(weight)]
-    return GroupGrid(levels.astype(np.uint8), scale.astype(np.float32), zero.astype(np.uint8), size, off / whole if whole else 0.0)
+    return GroupGrid(levels.astype(np.uint8), scale.astype(np.float32), zero.astype(np.uint8), size, off)
 
 
 def _exact(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:

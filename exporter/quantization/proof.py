@@ -127,6 +127,7 @@ def verify_quantized(
 
     Raises:
         ArgumentError: There are no inputs.
+        RunError: onnxruntime cannot run a model on the inputs.
         ExportError: The fake-quantised model has no quantiser, or the other file has none of them.
         FormatError: A model is not valid.
     """

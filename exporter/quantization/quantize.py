@@ -105,6 +105,7 @@ class Quantized(Program):
 
         Raises:
             ArgumentError: There are no inputs.
+            RunError: onnxruntime cannot run a model on the inputs.
         """
         assert self.rounded is not None
         return compare(self.rounded, self.model, {each.name: each.scale for each in self.activations}, inputs)

@@ -155,7 +155,7 @@ def lower(model: ir.Model) -> dict[ir.Value, Record]:
     found, names = {}, graph_names(model.graph)
     for node in list(model.graph):
         record = read(node)
-        if record is None or (result := result_of(node)) is None or node.inputs[0] is None:
+        if record is None or (result := result_of(node)) is None or not node.inputs or node.inputs[0] is None:
             continue
         op = Emitter(model.graph, names, node)
         output = _written(op, node, record)

@@ -15,6 +15,7 @@ from torch import nn
 
 import exporter
 from exporter.cli import main
+from exporter.quantization import groups
 from exporter.quantization.groups import fit_groups
 from tests.exporter.quantization.models import MODELS, trained
 
@@ -67,6 +68,17 @@ def test_groups_are_found_bit_by_bit(group, kind):
     scale, zero = wide
     assert np.array_equal((found.levels.astype(np.float32) - zero) * scale, weight)
     assert found.levels.max() <= 15
+
+
+def test_large_weights_go_by_parts(monkeypatch):
+    weight = np.random.default_rng(0).standard_normal((96, 50)).astype(np.float32)
+    whole = fit_groups(weight, 32)
+    exact = fit_groups(((whole.levels.astype(np.float32) - np.repeat(whole.zero, 32, 0)) * np.repeat(whole.scale, 32, 0)), 32)
+    monkeypatch.setattr(groups, "_AT_ONCE", 1000)
+    parts = fit_groups(weight, 32)
+    assert all(np.array_equal(getattr(whole, name), getattr(parts, name)) for name in ("levels", "scale", "zero"))
+    assert parts.error == pytest.approx(whole.error) and exact.error == 0
+    assert fit_groups(np.zeros((40, 50), np.float32), None).error == 0
 
 
 def test_one_bit_off_is_off():

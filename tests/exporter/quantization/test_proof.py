@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 import exporter
 from exporter.cli import main
+from tests.exporter.quantization.declared_functions import Lsq
 from tests.exporter.quantization.models import MODELS, trained
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -110,6 +111,28 @@ def test_files_that_do_not_belong_together():
         exporter.verify_quantized(quantized, floats, *inputs)
     with pytest.raises(exporter.ArgumentError, match="nothing to compare on"):
         exporter.verify_quantized(quantized, program)
+
+
+def test_what_cannot_be_run_is_an_error_of_ours():
+    program, quantized, inputs = made("mlp lsq")
+    ((name, x),) = inputs[0].items()
+    for wrong in ({name: x[:, :5]}, {}, {"nobody": x}, {name: x.astype(np.float64)}):
+        for call in (
+            lambda wrong=wrong: exporter.verify_quantized(quantized, program, wrong),
+            lambda wrong=wrong: quantized.compare(wrong),
+        ):
+            with pytest.raises(exporter.RunError, match="cannot run the model on these inputs"):
+                call()
+    model, args = trained(MODELS["mlp lsq function"])
+    with_calls = exporter.export(torch.nn.Sequential(*model, Opaque()), args, dynamo=False, portable=["*LsqFunction"])
+    mixed = exporter.quantize(with_calls)
+    with pytest.raises(exporter.RunError, match="PythonOp.*\n.*portable=True"):
+        mixed.compare({mixed.model.graph.inputs[0].name: args[0].numpy()})
+
+
+class Opaque(torch.nn.Module):
+    def forward(self, x):
+        return Lsq.apply(x, torch.tensor(0.1), -8, 7)
 
 
 @pytest.fixture(scope="module")
