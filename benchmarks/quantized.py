@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -62,19 +63,48 @@ def linears(yes: bool) -> tuple[nn.Module, tuple[int, ...]]:
     return nn.Sequential(*layers[:-1]), (256,)
 
 
-def session_of(model: nn.Module, x: torch.Tensor, integers: bool) -> tuple[Callable[[], object], str, int]:
-    """A run, how many products are integers, and the bytes of the file."""
+def session_of(model: nn.Module, x: torch.Tensor, integers: bool, level: str = "", **options: Any) -> tuple[Callable[[], object], str, int]:
+    """A run, how many products are integers, and the bytes of the file; ``level`` is the accuracy level of products with weights of 4 bits."""
     program = exporter.export(model.eval(), (x,), dynamo=False)
     told = ""
     if integers:
-        program = exporter.quantize(program)
+        program = exporter.quantize(program, **options)
         told = str(program).splitlines()[0]
     data = program.model_proto.SerializeToString()
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 4
-    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    session_options = onnxruntime.SessionOptions()
+    session_options.intra_op_num_threads, session_options.log_severity_level = 1, 4
+    if level:
+        session_options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", level)
+    session = onnxruntime.InferenceSession(data, session_options, providers=["CPUExecutionProvider"])
     feeds = {session.get_inputs()[0].name: x.numpy()}
     return lambda: session.run(None, feeds), told, len(data)
+
+
+def four_bits(rounds: int, bytewise: bool) -> list[Figure]:
+    """Linear layers with float activations and weights of 4 bits, at batch 1; of the error, what rounding weights and the kernel's 8 bits make of outputs."""
+    found = []
+    model, shape = linears(False)
+    x = torch.randn(1, *shape)
+    for level, limit, what in (("4", 0.3, "8 bits inside"), ("1", 0.8, "float inside")):
+        sides, notes, sizes = {}, [], []
+        for integers in (False, True):
+            name = "integers" if integers else "float"
+            sides[name], told, size = session_of(
+                model, x, integers, level if integers else "", **({"weights": "int4", "group": 32} if integers else {})
+            )
+            notes.append(told)
+            sizes.append(size)
+        times = alternate(sides, 32, rounds)
+        one, other = (np.asarray(side()) for side in sides.values())
+        error = float(np.linalg.norm(one - other) / np.linalg.norm(one))
+        note = f"{notes[1]}; float {times['float'] * 1e3:.2f} ms; file {sizes[1] / sizes[0]:.2f} of float's; outputs {error:.1%} off (rms)"
+        ratio = times["integers"] / times["float"]
+        found.append(
+            Figure(
+                f"linear layers, weights of 4 bits, {what}, batch 1: over float", ratio, "ratio", limit if bytewise else None, rounds, note
+            )
+        )
+    return found
 
 
 def main() -> int:
@@ -100,6 +130,7 @@ def main() -> int:
             figures.append(
                 Figure(f"{name}, batch {batch}: integers over float", ratio, "ratio", limit if bytewise else None, options.rounds, note)
             )
+    figures += four_bits(options.rounds, bytewise)
     assert np.isfinite([figure.value or 0.0 for figure in figures]).all()
     return tell("quantized", figures)
 

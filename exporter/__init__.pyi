@@ -19,6 +19,9 @@ from .gradient_graph.build import build_gradient_graph as build_gradient_graph, 
 from .gradient_graph.check import check_gradients as check_gradients
 from .gradient_graph.tangents import build_tangent_graph as build_tangent_graph
 from .module.load import load as load
+from .quantization.declared import quantizer as quantizer
+from .quantization.proof import verify_quantized as verify_quantized
+from .quantization.qonnx import Qonnx as Qonnx, from_qonnx as from_qonnx, to_qonnx as to_qonnx
 from .quantization.quantize import Quantized as Quantized, quantize as quantize
 from .runtime.reference import reference_evaluator as reference_evaluator
 from .runtime.session import inference_session as inference_session, session_options as session_options

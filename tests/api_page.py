@@ -25,7 +25,7 @@ GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "[training.md](training.md) has them at work.",
         ("export_training_step", "TrainingStep", "Trainer", "export_evaluation", "write_artifacts"),
     ),
-    ("Integers", "[quantization.md](quantization.md) has it at work.", ("quantize", "Quantized")),
+    ("Integers", "[quantization.md](quantization.md) has it at work.", ("quantize", "Quantized", "quantizer", "verify_quantized", "to_qonnx", "Qonnx", "from_qonnx")),
     ("Verify and compare", "", ("verify", "testing.assert_roundtrip", "diff_files")),
     (
         "Errors",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -35,6 +36,18 @@ __all__ = ["quantize"]
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The file in integers to write.")
 @click.option(
+    "--to",
+    "form",
+    type=click.Choice(["integers", "qonnx", "floats"]),
+    default="integers",
+    show_default=True,
+    help="What to write: integers; QONNX's Quant nodes, for hardware; a QONNX file in standard operators, in rounded floats.",
+)
+@click.option("--weights", type=click.Choice(["int4"]), help="Give matrix products that would stay in float weights of 4 bits.")
+@click.option(
+    "--group", type=int, metavar="N", help="With --weights: how many numbers share a step: 16 to 256. Default: what is exact, or 32."
+)
+@click.option(
     "--compare",
     "runs",
     default=0,
@@ -53,6 +66,9 @@ def quantize(
     context: click.Context,
     file: Path,
     output: Path,
+    form: str,
+    weights: Any,
+    group: int | None,
     runs: int,
     inputs: Path | None,
     dims: tuple[str, ...],
@@ -63,14 +79,23 @@ def quantize(
     """Write a fake-quantised ONNX FILE in integers, in the forms that onnxruntime's CPU runs in integer kernels.
 
     Say of each convolution and matrix product which kernel runs it, or why it stays in float. Quantisers are found by what they compute; those in
-    Functions of one's own are seen where the file was exported with --portable.
+    Functions of one's own are seen where the file was exported with --portable. FILE may have QONNX's quantisers.
     """
     writable(output, Failure, keep=[file])
+    if form != "integers" and (runs or weights or group):
+        raise click.UsageError(f"--compare, --weights and --group are for --to integers, not {form}")
     with reported(context):
         with status(f"looking for quantisers in {file}", as_json):
             model = open_model(file)
             writable(output, Failure, keep=data_files(model))
-            quantized = exporter.quantize(model)
+            if form != "integers":
+                program = exporter.to_qonnx(model) if form == "qonnx" else exporter.from_qonnx(model)
+                facts, lines = _other_form(program)
+                checks = checked([(program.model, output)], check, as_json) if form == "floats" else []
+                save_model(program.model, output, external_data=external_data or None, check=check)
+                tell({"file": str(output), **facts, "unchecked": checks}, [f"wrote {clean(str(output))}", *lines, *checks], as_json)
+                return
+            quantized = exporter.quantize(model, weights=weights, group=group)
         arrays = read_arrays(inputs) if inputs is not None else {}
         compared = None
         if runs:
@@ -93,3 +118,10 @@ def quantize(
         }
         lines = [f"wrote {clean(str(output))} ({size:,} bytes; before {before:,})", *str(quantized).splitlines()]
         tell(facts, (*lines, *(str(compared).splitlines() if compared else ()), *unchecked), as_json)
+
+
+def _other_form(program: exporter.Program) -> tuple[dict[str, Any], list[str]]:
+    """What became of a model that is not in integers: facts, and lines."""
+    if not isinstance(program, exporter.Qonnx):
+        return {}, ["in standard operators, in rounded floats"]
+    return {"quantizers": [asdict(each) for each in program.quantizers], "left": program.left}, str(program).splitlines()

@@ -15,6 +15,7 @@ from rich.text import Text
 from exporter.commands import shared
 from exporter.commands.inputs import input_options, load_case
 from exporter.commands.providers import provider_option
+from exporter.commands.verify_quantized import quantized_options, verify_quantized
 from exporter.files.save import writable
 from symbolics.text import clean
 
@@ -45,6 +46,7 @@ __all__ = ["verify"]
     help="Functions that FILE may run: module:qualname or a glob over it. May be repeated. Default: those of an export of the model.",
 )
 @click.option("--timeout", default=600.0, show_default=True, help="Seconds that the fresh process may take.")
+@quantized_options
 @shared.setup_option
 @shared.loudness
 @click.pass_context
@@ -69,8 +71,17 @@ def verify(
     allow: tuple[str, ...],
     timeout: float,
     setups: tuple[str, ...],
+    quantized: Path | None,
+    runs: int,
+    arrays: Path | None,
+    dims: tuple[str, ...],
+    max_floats: int | None,
+    max_levels: float,
+    max_classes: float,
 ) -> None:
     """Compare the file of the model that TARGET makes, and its gradients, with eager PyTorch; with FILE, that ONNX file as it is.
+
+    With --quantized INTEGERS, that file in integers with its fake-quantised model: thresholds by bisection, levels and classes on inputs, on onnxruntime's CPU.
 
     The file is run by onnxruntime in a fresh process. The exit status is 0 where all tensors are equal within what their
     type can do, 1 where one differs, 2 where the comparison could not be made.
@@ -78,6 +89,20 @@ def verify(
     from exporter.verification.verify import verify as run
 
     *files, target = targets
+    if quantized is not None:
+        if files:
+            raise click.UsageError("--quantized takes one model beside it: a TARGET, or an ONNX file")
+        verify_quantized(
+            context, quantized, target, runs=runs, arrays=arrays, dims=dims,
+            limits={"floats": max_floats, "levels": max_levels, "classes": max_classes},
+            inputs=inputs, dynamic=dynamic, dynamo=dynamo, opset=opset, setups=setups, as_json=as_json,
+        )  # fmt: skip
+        return
+    if any(
+        context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE
+        for name in ("runs", "arrays", "dims", "max_floats", "max_levels", "max_classes")
+    ):
+        raise click.UsageError("--runs, --inputs, --dim, --max-floats, --max-levels and --max-classes are for --quantized")
     if len(files) > 1 or (files and ":" in files[0] and not Path(files[0]).exists()):  # a TARGET, and more
         raise click.UsageError(
             f"Got unexpected extra argument ({clean(targets[-1])}): verify takes one TARGET, and at most one FILE before it"

@@ -13,6 +13,7 @@ import onnx_ir.passes.common as passes
 import onnxscript.optimizer
 
 import symbolics.node.schema  # noqa: F401  (the checker should know the operators of what we write)
+from exporter.files.additions import ADDITIONS
 from exporter.files.valid import check_halves
 from exporter.forward.fold import fold
 from exporter.forward.state import ModelState, held_out
@@ -101,6 +102,8 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
     add_lost(model, {**dict.fromkeys((*(name for name in written if name not in noted), *unseen), UNSEEN), **averages})
     _import_domains(model, nodes)
     check_halves(model)
+    for add in ADDITIONS:
+        add(model)
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from symbolics.node.names import (
     OPAQUE_PROPERTY,
     ORT_DOMAIN,
     PORTABLE_DOMAIN,
+    QUANTIZER_PROPERTY,
     SOURCE_PROPERTY,
 )
 from symbolics.node.patterns import Patterns
@@ -177,7 +178,7 @@ def _replace(node: ir.Node, function: ir.Function) -> None:
     for kept, formal in zip(call.outputs[len(results) :], function.outputs[len(results) :]):
         kept.name, kept.type = f"{node.name}/{formal.name}", formal.type
         kept.shape = None if formal.shape is None else ir.Shape([None] * len(formal.shape))
-    for key in (MODULE_PROPERTY, SOURCE_PROPERTY):
+    for key in (MODULE_PROPERTY, QUANTIZER_PROPERTY, SOURCE_PROPERTY):
         if key in node.metadata_props:
             call.metadata_props[key] = node.metadata_props[key]
     graph = node.graph

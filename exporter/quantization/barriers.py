@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from exporter.quantization.names import free_name
 from exporter.quantization.products import MOVES, Product
-from exporter.quantization.writer import free_name
 from symbolics.graph.scope import graph_names
 
 __all__ = ["keep_in_float"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +10,12 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
-from symbolics.errors import ArgumentError
-from symbolics.text import clean
+from symbolics.errors import ArgumentError, RunError
+from symbolics.graph.values import describe, is_python_op
+from symbolics.graph.walk import walk
+from symbolics.text import clean, reason
 
-__all__ = ["Comparison", "compare"]
+__all__ = ["Comparison", "compare", "quantized_name"]
 
 
 @dataclass(frozen=True)
@@ -53,23 +55,27 @@ def compare(rounded: ir.Model, integers: ir.Model, scales: Mapping[str, float], 
     Args:
         rounded: The model in rounded floats, its functions inlined.
         integers: The model in integers.
-        scales: Value of a quantiser in ``rounded`` -> its step. In ``integers`` it is called ``<name>/quantized``, unless it is an output.
+        scales: Value of a quantiser in ``rounded`` -> its step. In ``integers`` it is called what `quantized_name` says.
         inputs: The arrays of each run, by input.
 
     Raises:
         ArgumentError: There are no inputs.
+        RunError: onnxruntime does not open a model, or cannot run it on the inputs.
     """
     if not inputs:
         raise ArgumentError("there is nothing to compare on: give at least one dictionary of arrays, by input")
     outputs = [str(value.name) for value in rounded.graph.outputs]
     held = {str(value.name) for node in integers.graph for value in node.outputs}
-    names = {name: f"{name}/quantized" for name in scales if name not in outputs and f"{name}/quantized" in held}
-    one, two = _session(rounded, names), _session(integers, names.values())
+    names = {name: place for name in scales if (place := quantized_name(name, outputs)) in held}
+    level = onnxruntime.GraphOptimizationLevel
+    one = _session(rounded, [name for name in names if name not in outputs], level.ORT_DISABLE_ALL)
+    two = _session(integers, [name for name in names.values() if name not in outputs], level.ORT_ENABLE_ALL)
     off, total, steps = dict.fromkeys(names, 0), dict.fromkeys(names, 0), dict.fromkeys(names, 0.0)
     gaps, rows, moved = dict.fromkeys(outputs, 0.0), dict.fromkeys(outputs, 0), dict.fromkeys(outputs, 0)
     for feeds in inputs:
-        wanted = dict(zip([*outputs, *names], one.run([*outputs, *names], feeds), strict=True))
-        found = dict(zip([*outputs, *names], two.run([*outputs, *names.values()], feeds), strict=True))
+        wanted = _run(one, feeds)
+        values = _run(two, feeds)
+        found = {name: values[names.get(name, name)] for name in (*outputs, *names)}
         for name in names:
             apart = np.abs(wanted[name] - found[name]) / scales[name]
             off[name] += int((apart > 0.5).sum())
@@ -90,13 +96,33 @@ def compare(rounded: ir.Model, integers: ir.Model, scales: Mapping[str, float], 
     )
 
 
-def _session(model: ir.Model, more: Any) -> onnxruntime.InferenceSession:
-    """A session of a model that gives more of its values."""
+def quantized_name(name: str, outputs: Container[str]) -> str:
+    """What a quantiser's value is called in the model in integers: an output keeps its name."""
+    return name if name in outputs else f"{name}/quantized"
+
+
+def _run(session: onnxruntime.InferenceSession, feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    try:
+        results = session.run(None, dict(feeds))
+    except Exception as error:
+        raise RunError(f"onnxruntime cannot run the model on these inputs: {reason(error)}") from error
+    return dict(zip([value.name for value in session.get_outputs()], results, strict=True))
+
+
+def _session(model: ir.Model, more: Sequence[str], level: Any) -> onnxruntime.InferenceSession:
+    """A session of a model that gives more of its values. Of QuantizeLinear in rounded floats, an optimizer would make integers of its own."""
+    if (call := next((describe(node) for node in walk(model.graph) if is_python_op(node)), None)) is not None:
+        raise RunError(
+            f"a model is compared without Python, and {call} runs it\n  way out: export with portable=True, or declare it with exporter.quantizer"
+        )
     copy = model.clone()
     values = {value.name: value for node in copy.graph for value in node.outputs}
     copy.graph.outputs.extend(values[name] for name in more)
     for value in copy.graph.outputs:
         value.type = value.type or ir.TensorType(ir.DataType.FLOAT)
     options = onnxruntime.SessionOptions()
-    options.log_severity_level, options.intra_op_num_threads = 4, 1
-    return onnxruntime.InferenceSession(ir.to_proto(copy).SerializeToString(), options, providers=["CPUExecutionProvider"])
+    options.log_severity_level, options.intra_op_num_threads, options.graph_optimization_level = 4, 1, level
+    try:
+        return onnxruntime.InferenceSession(ir.to_proto(copy).SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise RunError(f"onnxruntime does not open the model: {reason(error)}") from error

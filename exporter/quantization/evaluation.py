@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import onnxruntime
+from onnx.reference import ReferenceEvaluator
 
 from symbolics.errors import FormatError
 from symbolics.graph.copies import clone_nodes
 from symbolics.graph.scope import Scope
 from symbolics.graph.values import describe, is_python_op, name_of
 from symbolics.graph.walk import subgraphs
+from symbolics.text import reason
 
 __all__ = ["Constants", "compiled", "nodes_between"]
 
@@ -120,18 +124,30 @@ def compiled(
     graph = ir.Graph(given, results, nodes=copies, initializers=held, opset_imports=dict(model.opset_imports))
     for result in results:
         result.shape = None
+    run = _opened(ir.to_proto(ir.Model(graph, ir_version=model.ir_version)))
+    names = [value.name for value in given]
+    return lambda *arrays: run(dict(zip(names, arrays, strict=True)))
+
+
+def _opened(proto: onnx.ModelProto) -> Callable[[dict[Any, np.ndarray]], list[np.ndarray]]:
+    """A model as a function of its inputs, on onnxruntime; on ONNX's reference where onnxruntime has no kernel, as for arithmetic in bfloat16."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads, options.log_severity_level = 1, 4
-    data = ir.to_proto(ir.Model(graph, ir_version=model.ir_version)).SerializeToString()
+    run: Any
     try:
-        session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        try:
+            run = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"]).run
+        except onnxruntime.capi.onnxruntime_pybind11_state.NotImplemented:
+            run = ReferenceEvaluator(proto).run
     except Exception as error:
-        raise FormatError(f"onnxruntime does not open a part of the model: {error}") from error
-    names = [value.name for value in given]
+        raise FormatError(f"onnxruntime does not open a part of the model: {reason(error)}") from error
 
-    def call(*arrays: np.ndarray) -> list[np.ndarray]:
-        return list(session.run(None, dict(zip(names, arrays, strict=True))))
+    def call(feeds: dict[Any, np.ndarray]) -> list[np.ndarray]:
+        try:
+            return list(run(None, feeds))
+        except Exception as error:  # shapes that do not fit, a division of integers by 0
+            raise FormatError(f"a part of the model cannot be run: {reason(error)}") from error
 
     return call
 

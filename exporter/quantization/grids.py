@@ -8,12 +8,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Grid", "WeightGrid", "find_grid", "finer", "fit_weight"]
+__all__ = [
+    "TOLERATED_FLOATS",
+    "TOLERATED_SHARE",
+    "Grid",
+    "WeightGrid",
+    "find_grid",
+    "finer",
+    "fit_weight",
+    "number_of",
+    "order_of",
+    "thresholds",
+]
 
 _LEVELS = 256
 # Threshold beside QuantizeLinear's: two float32, as where ties go the other way; or this share of a step, which is what a division and an addition come to
 # that are rounded to float32 at level 255, as where the zero point is added before anything is rounded.
-_FLOATS, _SHARE = 2, 2.0**-15
+TOLERATED_FLOATS, TOLERATED_SHARE = 2, 2.0**-15
 _FAR = np.float32(2.0**40)
 
 
@@ -101,9 +112,9 @@ def find_grid(function: Callable[[np.ndarray], np.ndarray], scales: Iterable[np.
         level = np.clip(np.rint(x / scale).astype(np.float32) + np.float32(zero_point), first, last)
         return (level - np.float32(zero_point)) * scale
 
-    ours, theirs = (_thresholds(each, levels) for each in (function, as_written))
+    ours, theirs = (thresholds(each, levels) for each in (function, as_written))
     apart = np.abs(ours - theirs)
-    if apart.max() > _FLOATS and np.abs(_number(ours) - _number(theirs)).max() > _SHARE * step:
+    if apart.max() > TOLERATED_FLOATS and np.abs(number_of(ours) - number_of(theirs)).max() > TOLERATED_SHARE * step:
         return f"its thresholds are up to {apart.max()} float32 numbers away from QuantizeLinear's"
     return Grid(scale, zero_point, first, last, int(apart.max()), int((apart > 0).sum()))
 
@@ -114,38 +125,38 @@ def _exact(levels: np.ndarray, places: np.ndarray, step: float, scales: Iterable
     inverses = [float(np.float32(1.0) / np.float32(number)) for number in numbers if number and math.isfinite(number)]
     known = [np.float32(number) for number in (*numbers, *inverses) if abs(number - step) < 1e-3 * step]
     near = np.float32(step)
-    around = (_order(near) + np.arange(-16, 17)).astype(np.int64)
+    around = (order_of(near) + np.arange(-16, 17)).astype(np.int64)
     found: tuple[float, np.float32] | None = None
-    for scale in (*known, near, *_number(around)):
+    for scale in (*known, near, *number_of(around)):
         multiples = (places.astype(np.float32) * scale).astype(np.float32)
-        floats = int(np.abs(_order(multiples) - _order(levels)).max())
+        floats = int(np.abs(order_of(multiples) - order_of(levels)).max())
         if floats == 0:
             return scale
         off = float(np.abs(multiples.astype(np.float64) - levels).max())
-        if (floats == 1 or off <= _SHARE * step) and (found is None or off < found[0]):
+        if (floats == 1 or off <= TOLERATED_SHARE * step) and (found is None or off < found[0]):
             found = off, scale
     return None if found is None else found[1]
 
 
-def _thresholds(function: Callable[[np.ndarray], np.ndarray], levels: np.ndarray) -> np.ndarray:
+def thresholds(function: Callable[[np.ndarray], np.ndarray], levels: np.ndarray) -> np.ndarray:
     """The last float32 that is rounded to each level but the last, by its place among all."""
-    below, above = _order(levels[:-1]), _order(levels[1:])
+    below, above = order_of(levels[:-1]), order_of(levels[1:])
     middle = (levels[:-1] + levels[1:]) / 2
     while (wide := above - below > 1).any():
         half = np.where(wide, (below + above) // 2, below)
-        under = function(_number(half)) < middle
+        under = function(number_of(half)) < middle
         below, above = np.where(wide & under, half, below), np.where(wide & ~under, half, above)
     return below
 
 
-def _order(x: np.ndarray | np.float32) -> np.ndarray:
+def order_of(x: np.ndarray | np.float32) -> np.ndarray:
     """float32 numbers as integers in the same order, neighbours one apart."""
     bits = np.atleast_1d(np.asarray(x, np.float32) + np.float32(0.0)).view(np.int32).astype(np.int64)
     return np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
 
 
-def _number(order: np.ndarray) -> np.ndarray:
-    """What `_order` gives, back."""
+def number_of(order: np.ndarray) -> np.ndarray:
+    """What `order_of` gives, back."""
     bits = np.where(order < 0, -order + 0x80000000, order)
     return bits.astype(np.uint32).view(np.float32)
 
@@ -213,7 +224,7 @@ def _fitted(row: np.ndarray) -> np.float32 | None:
             continue
         levels = np.rint(row / step)
         step = float((levels * row.astype(np.float64)).sum() / (levels.astype(np.float64) ** 2).sum())
-        near = _number(_order(np.float32(step)) + np.arange(-8, 9))
+        near = number_of(order_of(np.float32(step)) + np.arange(-8, 9))
         found = next((np.float32(each) for each in near if np.array_equal(levels.astype(np.float32) * each, row)), None)
         if found is not None:
             return found
@@ -229,8 +240,13 @@ def _common_divisor(values: np.ndarray) -> float:
         while rest > least:
             one, rest = rest, abs(one - rest * round(one / rest))
         found = one
+        if found * 2 * _LEVELS < values[-1]:  # it only gets smaller, and is too small already
+            return 0.0
         for known in values[: i + 1]:  # each larger one says it more exactly
-            found = known / round(known / found)
+            count = round(known / found)
+            if not count:  # what is left is no divisor of what came before
+                return 0.0
+            found = float(known) / count
     return found
 
 

@@ -10,12 +10,14 @@ import onnx_ir as ir
 
 from exporter.quantization.evaluation import Constants, nodes_between
 from exporter.quantization.grids import WeightGrid, finer, fit_weight
+from exporter.quantization.groups import GroupGrid, fit_groups
 from exporter.quantization.quantizers import ELEMENTWISE, Missed, Quantizer
 from symbolics.graph.values import attr
 
-__all__ = ["MOVES", "Product", "find_products", "only_reader", "sources_of", "weights_of"]
+__all__ = ["MOVES", "Product", "find_products", "group_weights", "only_reader", "sources_of", "weights_of"]
 
 _PRODUCTS = {"Conv", "Gemm", "MatMul"}
+_FEWEST_AXES = {"Conv": 3, "Gemm": 2, "MatMul": 1}  # of a weight
 #: What has a weight, and no integer kernel in onnxruntime's CPU.
 _FLOAT = {"ConvTranspose", "GRU", "LSTM", "RNN"}
 #: What moves numbers and computes none: levels stay levels.
@@ -37,6 +39,7 @@ class Product:
         last: The node that gives what weight and bias come to: itself, or the last of the normalizations and factors behind it that they hold.
         moved: The share of what it gives that the rounding of its bias to int32 moves by a level, about.
         reason: Why it stays in float, "" where nothing stands in the way.
+        groups: Its weight of 4 bits in groups, where only that is in integers.
     """
 
     node: ir.Node
@@ -47,6 +50,7 @@ class Product:
     last: ir.Node | None = None
     moved: float = 0.0
     reason: str = ""
+    groups: GroupGrid | None = None
 
     @property
     def result(self) -> ir.Value:
@@ -68,7 +72,9 @@ def weights_of(model: ir.Model, constants: Constants) -> dict[ir.Node, WeightGri
             continue
         weight = constants.array(value)
         axis = 0 if node.op_type == "Conv" or attr(node, "transB", 0) else 1 if weight.ndim == 2 else None
-        if weight.dtype != np.float32:
+        if weight.ndim < _FEWEST_AXES[node.op_type]:
+            found[node] = f"its weight has {weight.ndim} axes"
+        elif weight.dtype != np.float32:
             found[node] = f"its weight is {weight.dtype}: integers are made of float32 models alone, model.float()"
         else:
             found[node] = fit_weight(weight, axis, constants.behind(value))
@@ -188,6 +194,30 @@ def find_products(
     return found
 
 
+def group_weights(products: Iterable[Product], constants: Constants, group: int | None) -> None:
+    """Give the matrix products that stay in float weights of 4 bits in groups, where they have weights of their own.
+
+    Args:
+        products: The products, changed in place.
+        constants: The constants of the model.
+        group: The size of a group, None: what fits.
+    """
+    for product in products:
+        node, value = product.node, product.node.inputs[1]
+        if not product.reason or node.op_type not in ("Gemm", "MatMul") or value is None or value not in constants or _scales(node):
+            continue
+        weight = constants.array(value)
+        if weight.dtype != np.float32 or weight.ndim != 2 or not weight.size or not np.isfinite(weight).all():
+            continue
+        product.groups = fit_groups(weight.T if node.op_type == "Gemm" and attr(node, "transB", 0) else weight, group)
+        product.reason = ""
+
+
+def _scales(node: ir.Node) -> bool:
+    """Whether a Gemm does more than to multiply and add."""
+    return node.op_type == "Gemm" and (attr(node, "alpha", 1.0) != 1.0 or attr(node, "beta", 1.0) != 1.0 or bool(attr(node, "transA", 0)))
+
+
 def _instead(value: ir.Value, constants: Constants, reasons: Mapping[ir.Node, str]) -> str:
     """What gives a value that comes of no quantiser: what rounds on the way to it, and is none, if there is such a node."""
     todo, seen = [value], {value}
@@ -208,7 +238,7 @@ def _instead(value: ir.Value, constants: Constants, reasons: Mapping[ir.Node, st
 def _reason(product: Product, constants: Constants, steps: Mapping[ir.Value, Quantizer]) -> str:
     """Why a product stays in float, "" where nothing stands in the way; its bias and normalization are looked up on the way."""
     node = product.node
-    if node.op_type == "Gemm" and (attr(node, "alpha", 1.0) != 1.0 or attr(node, "beta", 1.0) != 1.0 or attr(node, "transA", 0)):
+    if _scales(node):
         return "it scales or transposes what it takes: alpha, beta, transA"
     if product.weight is None:
         return "" if node.op_type == "MatMul" else "its weight is computed by the model"

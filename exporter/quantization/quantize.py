@@ -4,34 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx_ir as ir
-import onnx_ir.passes.common as passes
 
 from exporter.errors import short
 from exporter.files.program import Program
-from exporter.gradient_graph.inference import infer_shapes
-from exporter.gradient_graph.model import own_copy, remove_marks
 from exporter.quantization.barriers import keep_in_float
 from exporter.quantization.comparison import Comparison, compare
-from exporter.quantization.decided import decide, drop_settled_buffers
 from exporter.quantization.evaluation import Constants
+from exporter.quantization.groups import SIZES
 from exporter.quantization.kernels import kernels_of
-from exporter.quantization.products import Product, find_products, weights_of
+from exporter.quantization.prepared import count_declared, forget, prepare
+from exporter.quantization.products import Product, find_products, group_weights, weights_of
 from exporter.quantization.quantizers import Missed, find_quantizers
-from exporter.quantization.straight_through import drop_straight_through
 from exporter.quantization.writer import Writer
-from symbolics.errors import ExportError
+from symbolics.errors import ArgumentError, ExportError
 from symbolics.graph.values import describe, is_python_op
-from symbolics.graph.walk import remove_unread, unread, walk
-from symbolics.node.metadata import read_state, write_state
-from symbolics.node.names import LINKS_KEY, STATE_KEY
+from symbolics.graph.walk import remove_unread, walk
 from symbolics.text import clean
 
 __all__ = ["Activation", "Quantized", "QuantizedProduct", "quantize"]
 
+#: The opset since which weights may be of 4 bits in blocks, and what has changed its meaning on the way there from the oldest that files have.
+_BLOCKS, _CHANGED = 21, {"DFT", "GridSample", "GroupNormalization"}
 #: What a share that is an estimate is told as: the next of these.
 _SHARES = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1)
 
@@ -47,6 +44,7 @@ class QuantizedProduct:
         bits: The bits that its weight needs, 0 where it has none in integers.
         moved: The share of what it gives that the rounding of its bias to int32 moves by a level, about; linear layers keep theirs in float.
         reason: Why it runs in float, "" where it does not.
+        error: Of a weight that was rounded to 4 bits: the root of the mean square that it is off by, over that of the weight. 0.0: it is the model's, bit by bit.
     """
 
     name: str
@@ -55,6 +53,7 @@ class QuantizedProduct:
     bits: int
     moved: float
     reason: str
+    error: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -106,6 +105,7 @@ class Quantized(Program):
 
         Raises:
             ArgumentError: There are no inputs.
+            RunError: onnxruntime cannot run a model on the inputs.
         """
         assert self.rounded is not None
         return compare(self.rounded, self.model, {each.name: each.scale for each in self.activations}, inputs)
@@ -116,8 +116,11 @@ class Quantized(Program):
         moved = sum(each.moved for each in self.activations)
         most = max((each.moved for each in self.products), default=0.0)
         bound = next((share for share in _SHARES if most <= share), 1.0)
+        few = [each for each in self.products if each.kernel == "MatMulNBits"]
+        off = [each.error for each in few if each.error]
         lines = [
             f"{integers} of {len(self.products)} products run in integers",
+            *([f"{len(few)} of them by weights of 4 bits, {_off(off)}; what they take is rounded to 8 bits by the kernel"] if few else []),
             f"{len(self.activations)} quantisers of activations, {moved} of their thresholds moved by {max((a.floats for a in self.activations), default=0)} float32 at most",
             *([f"biases of convolutions in int32 move up to about {bound:.2%} of the levels of one, by one level"] if most > 0 else []),
             *(f"  float: {clean(each.operator)} {clean(each.name)}: {each.reason}" for each in self.products if not each.kernel),
@@ -126,8 +129,12 @@ class Quantized(Program):
         return "\n".join(lines)
 
 
+def _off(errors: Sequence[float]) -> str:
+    return f"{len(errors)} of which are rounded, {max(errors):.1%} off at most (rms)" if errors else "bit by bit the model's"
+
+
 @short
-def quantize(model: Any) -> Quantized:
+def quantize(model: Any, *, weights: Literal["int4"] | None = None, group: int | None = None) -> Quantized:
     """Write a fake-quantised model with integers in the place of rounded floats, in the forms that onnxruntime runs in integer kernels.
 
     Quantisers are found by what they compute: a value that is rounded to evenly spaced levels and cut off at both ends, in torch's fake_quantize, in a
@@ -139,38 +146,44 @@ def quantize(model: Any) -> Quantized:
     Args:
         model: A path, an onnx.ModelProto, an onnx_ir.Model, or an object whose ``model`` is one, such as a `Program`; as it is after training, exported in
             eval mode. It is not changed.
+        weights: "int4": matrix products that would stay in float get weights of 4 bits, each group of numbers with a step and a zero point of its own, and take floats as
+            before. A weight that is on such a grid, as after training with a fake quantiser of 4 bits, stays what it is bit by bit; any other is rounded, and
+            ``products`` says how far it is off. The file has opset 21.
+        group: With ``weights``: how many numbers of a column share a step: 16, 32, 64, 128 or 256. None: the most in which the weight is exact, or 32.
 
     Returns:
         The model, with what became of each product.
 
     Raises:
+        ArgumentError: ``weights`` or ``group`` is something else, or ``group`` is there without ``weights``.
         ExportError: Nothing in the model is quantised; the reasons are named.
         FormatError: The model is not valid.
     """
-    copy = own_copy(model)
-    kept = unread(copy.graph)  # parameters that the forward does not read are the model's, all the same
-    drop_straight_through(copy)
-    remove_marks(copy)
-    passes.InlinePass()(copy)
-    copy.functions.clear()
-    decide(copy)
-    drop_settled_buffers(copy)
-    remove_unread(copy.graph, kept)
-    infer_shapes(copy, only_where_missing=True)
+    _check_choice(weights, group)
+    prepared = prepare(model)
+    copy, declared = prepared.model, prepared.declared
     constants = Constants(copy)
-    weights = weights_of(copy, constants)
+    grids = weights_of(copy, constants)
     quantizers, missed = find_quantizers(copy, constants)
-    products = find_products(copy, constants, weights, quantizers, missed)
+    for quantizer in quantizers:
+        count_declared(quantizer, declared)
+    products = find_products(copy, constants, grids, quantizers, missed)
+    if weights is not None:
+        group_weights(products, constants, group)
     if all(product.reason for product in products):
         raise _nothing(copy, products, missed)
     rounded, writer = copy.clone(), Writer(copy)
     for product in products:
-        if not product.reason:
+        if product.groups is not None:
+            writer.write_groups(product.node, product.groups)
+        elif not product.reason:
             writer.write_product(product)
     names = {each: writer.write_quantizer(each) for each in quantizers}
-    remove_unread(copy.graph, kept)
+    remove_unread(copy.graph, prepared.kept)
     keep_in_float(copy, products)
-    _forget(copy)
+    if any(product.groups is not None for product in products):
+        _raise_opset(copy)
+    forget(copy)
     kernels = kernels_of(copy, [product.node for product in products if not product.reason])
     rows = [_row(product, kernels) for product in products]
     activations = [
@@ -180,26 +193,40 @@ def quantize(model: Any) -> Quantized:
     return Quantized(copy, products=rows, activations=activations, left=left, rounded=rounded)
 
 
+def _check_choice(weights: Any, group: Any) -> None:
+    if weights not in (None, "int4"):
+        raise ArgumentError(f"exporter.quantize: weights is 'int4' or None, not {clean(repr(weights))[:60]}")
+    if group is not None and (weights is None or isinstance(group, bool) or group not in SIZES):
+        raise ArgumentError(
+            f"exporter.quantize: group is {', '.join(map(str, SIZES))}, with weights='int4' alone, not {clean(repr(group))[:60]}"
+        )
+
+
+def _raise_opset(model: ir.Model) -> None:
+    """Name the opset in which DequantizeLinear has blocks of 4 bits; of operators that mean something else there, none may be in the model."""
+    old = model.opset_imports[""]
+    if old >= _BLOCKS:
+        return
+    other = next((node for node in walk(model.graph) if not node.domain and node.op_type in _CHANGED), None)
+    if other is not None:
+        raise ExportError(
+            f"weights='int4' needs opset {_BLOCKS}, in which {describe(other)} means something else than in {old}.\n"
+            f"  way out: export with opset_version={_BLOCKS}"
+        )
+    model.opset_imports[""], model.ir_version = _BLOCKS, max(model.ir_version, 10)
+
+
 def _row(product: Product, kernels: dict[ir.Node, str] | str) -> QuantizedProduct:
     bits, kernel = 0, "" if isinstance(kernels, str) else kernels.get(product.node, "")
     if product.weight is not None and not product.reason:
         levels = product.weight.levels.astype(np.int64) - product.weight.zero
         levels //= max(int(np.gcd.reduce(levels, axis=None)), 1)
         bits = max(int(levels.max()).bit_length(), (~int(levels.min())).bit_length() if levels.min() < 0 else 0) + int(levels.min() < 0)
+    if product.groups is not None:
+        bits = 4
+    error = product.groups.error if product.groups is not None else 0.0
     reason = product.reason or ("" if kernel else kernels if isinstance(kernels, str) else "onnxruntime does not fuse it here")
-    return QuantizedProduct(product.node.name or "", product.operator, kernel, bits, product.moved, reason)
-
-
-def _forget(model: ir.Model) -> None:
-    """Take from the table of the state what the file holds no more: weights and biases that are integers now."""
-    model.metadata_props.pop(LINKS_KEY, None)
-    used = {node.domain for node in walk(model.graph)}
-    for domain in [domain for domain in model.opset_imports if domain and domain not in used]:
-        del model.opset_imports[domain]
-    state = read_state(model.metadata_props)
-    if state is not None:
-        held = model.graph.initializers
-        model.metadata_props[STATE_KEY] = write_state({name: entry for name, entry in state.items() if entry.initializer in held})
+    return QuantizedProduct(product.node.name or "", product.operator, kernel, bits, product.moved, reason, error)
 
 
 def _nothing(model: ir.Model, products: Sequence[Product], missed: Sequence[Missed]) -> ExportError:
@@ -207,7 +234,7 @@ def _nothing(model: ir.Model, products: Sequence[Product], missed: Sequence[Miss
     calls = next((describe(node) for node in walk(model.graph) if is_python_op(node)), None)
     reasons = [f"  {describe(p.node)}: {p.reason}" for p in products[:2]] + [f"  {describe(m.step)}: {m.reason}" for m in missed[:1]]
     way = (
-        f"the quantiser may be in {calls}, which runs Python: export with portable=True"
+        f"the quantiser may be in {calls}, which runs Python: export with portable=True, or declare it with exporter.quantizer"
         if calls
         else "train with quantisers before the weight and the activation of a product, and export in eval mode"
     )

@@ -14,7 +14,7 @@ from exporter.quantization.grids import Grid, find_grid
 from symbolics.errors import FormatError
 from symbolics.graph.values import attr
 
-__all__ = ["ELEMENTWISE", "Missed", "Quantizer", "find_quantizers"]
+__all__ = ["ELEMENTWISE", "Missed", "Quantizer", "find_bipolar", "find_quantizers", "function_of"]
 
 #: What rounds: each quantiser has one of them.
 _STEPS = {"Round", "Floor", "Ceil", "QuantizeLinear", "Cast"}
@@ -23,6 +23,8 @@ ELEMENTWISE = _STEPS | set(
     "Abs Add And CastLike Clip ConstantOfShape DequantizeLinear Div Equal Expand Greater GreaterOrEqual Identity Less LessOrEqual Max Min Mul Neg Not Or "
     "Reciprocal Relu Shape Sign Sub Sum Where Xor".split()
 )
+#: What tells one side of a number from the other.
+_SIDES = {"Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Sign"}
 _MOST_TRIES, _MOST_BEFORE = 40, 24
 _COMPUTED = (
     "it is no rounding of one value by a fixed step: another value of the model, such as a step that is computed at each run, goes into it "
@@ -81,13 +83,56 @@ def find_quantizers(model: ir.Model, constants: Constants) -> tuple[list[Quantiz
     return found, [each for each in missed if each.step not in done]
 
 
+def function_of(model: ir.Model, constants: Constants, quantizer: Quantizer) -> Callable[[np.ndarray], np.ndarray]:
+    """A quantiser as a function of float32 numbers."""
+    nodes = _made_of(constants, quantizer.source, quantizer.result)
+    held = None if nodes is None else _numbers(constants, nodes)
+    assert held is not None, quantizer.result.name
+    return _function(model, quantizer.source, quantizer.result, held)
+
+
+def find_bipolar(model: ir.Model, constants: Constants) -> list[tuple[ir.Value, ir.Value, np.float32]]:
+    """What gives two levels around 0.0: what it takes, what it gives, and the upper level; 0.0 itself has that, too."""
+    found: list[tuple[ir.Value, ir.Value, np.float32]] = []
+    done: set[ir.Node] = set()
+    for node in model.graph:
+        if node in done or node.domain or node.op_type not in _SIDES or node.outputs[0] in constants:
+            continue
+        source = next((value for value in node.inputs if value is not None and value not in constants), None)
+        results = [] if source is None else [value for value in _behind(constants, node, (source,))[0] if value.producer() not in done]
+        for result in reversed(results):
+            scale = None if source is None else _bipolar_scale(model, constants, source, result)
+            if scale is not None and source is not None:
+                found.append((source, result, scale))
+                done.update(nodes_between([source], [result]))
+                break
+    return found
+
+
+def _bipolar_scale(model: ir.Model, constants: Constants, source: ir.Value, result: ir.Value) -> np.float32 | None:
+    nodes = _made_of(constants, source, result)
+    held = None if nodes is None else _numbers(constants, nodes)
+    if held is None or source.dtype not in (None, ir.DataType.FLOAT) or not _of_one_shape(source, result):
+        return None
+    sizes = np.float32(2.0) ** np.arange(-140, 60, dtype=np.float32)
+    x = np.concatenate([-sizes, np.zeros(1, np.float32), sizes])
+    try:
+        y = _function(model, source, result, held)(x)
+    except FormatError:
+        return None
+    top = y[-1]
+    fits = y.shape == x.shape and np.isfinite(top) and top > 0 and np.array_equal(y, np.where(x >= 0, top, -top))
+    return np.float32(top) if fits else None
+
+
 def _rounds(node: ir.Node) -> bool:
     if node.domain or node.op_type not in _STEPS:
         return False
     if node.op_type != "Cast":
         return True
-    source = node.inputs[0]
-    return source is not None and (source.dtype or ir.DataType.INT64).is_floating_point() and ir.DataType(attr(node, "to")).is_integer()
+    source, to = node.inputs[0], attr(node, "to")
+    known = to in ir.DataType.__members__.values()  # a damaged file may say any number
+    return source is not None and (source.dtype or ir.DataType.INT64).is_floating_point() and known and ir.DataType(to).is_integer()
 
 
 def _quantizer_at(model: ir.Model, constants: Constants, step: ir.Node) -> Quantizer | str:

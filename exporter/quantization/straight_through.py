@@ -83,7 +83,7 @@ def _same_shape(one: ir.Value, other: ir.Value) -> bool:
 def _marked(value: ir.Value | None) -> ir.Value | None:
     """What a mark hands on."""
     node = None if value is None else value.producer()
-    return node.inputs[0] if node is not None and is_mark(node) else None
+    return node.inputs[0] if node is not None and is_mark(node) and node.inputs else None
 
 
 def _made_by(value: ir.Value | None, op_type: str) -> ir.Node | None:

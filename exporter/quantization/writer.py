@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
+from exporter.quantization.groups import GroupGrid
+from exporter.quantization.names import free_name
 from exporter.quantization.products import Product, only_reader
 from exporter.quantization.quantizers import Quantizer
 from symbolics.graph.scope import graph_names
 from symbolics.graph.values import attr
 
-__all__ = ["Writer", "free_name"]
+__all__ = ["Writer"]
 
 
 class Writer:
@@ -56,6 +59,28 @@ class Writer:
             result = product.result
             result.replace_all_uses_with(node.outputs[0], replace_graph_outputs=True)
             self._sources[result] = node.outputs[0]
+
+    def write_groups(self, node: ir.Node, grid: GroupGrid) -> None:
+        """Give a matrix product a weight of 4 bits in groups; what it takes stays in float."""
+        name = (node.inputs[1].name if node.inputs[1] is not None else None) or "weight"
+        levels, zero = (array.astype(ml_dtypes.uint4) for array in (grid.levels, grid.zero))
+        inputs = [self._held(f"{name}/levels", levels), self._held(f"{name}/scale", grid.scale), self._held(f"{name}/zero_point", zero)]
+        value = self._node(
+            "DequantizeLinear", inputs, f"{name}/quantized", ir.DataType.FLOAT, ir.Shape(levels.shape), before=node,
+            attributes={"axis": 0, "block_size": grid.group},
+        )  # fmt: skip
+        node.replace_input_with(1, value)
+        if node.op_type == "Gemm":
+            self._divide_gemm(node)
+        else:
+            self._keep_apart(node)
+        old = node.outputs[0]
+        if any(not reader.domain and reader.op_type in ("Clip", "Identity", "Relu") for reader in old.consumers()):
+            # onnxruntime takes these for a part of the product, and then for one that it has no kernel of.
+            uses = list(old.uses())
+            alone = self._node("Sum", [old], f"{old.name}/float", ir.DataType.FLOAT, old.shape, after=node)
+            for use in uses:
+                use.node.replace_input_with(use.idx, alone)
 
     def write_quantizer(self, quantizer: Quantizer) -> str:
         """Put QuantizeLinear and DequantizeLinear in the place of a quantiser; the name of its value."""
@@ -117,6 +142,7 @@ class Writer:
         node.resize_inputs(2)
         old = node.outputs[0]
         if bias is None:
+            self._keep_apart(node)
             return
         uses, given = list(old.uses()), [place for place, value in enumerate(self._graph.outputs) if value is old]
         total = self._node("Sum", [old, bias], f"{old.name}/product", ir.DataType.FLOAT, old.shape, after=node)
@@ -128,11 +154,9 @@ class Writer:
         self._sources[old] = total
 
     def _keep_apart(self, node: ir.Node) -> None:
-        """Write Sum for the Add of a bias behind a MatMul: of the two, onnxruntime makes a Gemm in float."""
+        """Write Sum for an Add behind a MatMul: of the two, onnxruntime makes a Gemm in float."""
         add = only_reader(node.outputs[0])
-        if add is None or add.domain or add.op_type != "Add":
-            return
-        if any(value is not None and value.is_initializer() for value in add.inputs):
+        if add is not None and not add.domain and add.op_type == "Add":
             add.op_type = "Sum"
 
     def _held(self, name: str, array: np.ndarray) -> ir.Value:
@@ -170,13 +194,3 @@ class Writer:
 
     def _free(self, name: str) -> str:
         return free_name(self._names, name)
-
-
-def free_name(taken: set[str], name: str) -> str:
-    """The name, with a number where it is taken; it is taken then."""
-    found, count = name, 1
-    while found in taken:
-        count += 1
-        found = f"{name}_{count}"
-    taken.add(found)
-    return found

@@ -39,6 +39,7 @@ __all__ = [
     "PYTHON_OP_BACKWARD",
     "PYTHON_OP_GRAD",
     "PYTHON_OP_TANGENT",
+    "QUANTIZER_PROPERTY",
     "ROWS_DOMAIN",
     "SOURCE_PROPERTY",
     "STATE_KEY",
@@ -115,6 +116,9 @@ MODULE_PROPERTY = "pythonop.module"  # path of the module that made the call
 SOURCE_PROPERTY = "pythonop.source"  # module.name:line of the code that made it
 DRAWN_PROPERTY = "pythonop.drawn"  # the last node of a random mask that standard operators compute: costly, and not to be computed again
 OPAQUE_PROPERTY = "pythonop.opaque"  # why it is a PythonOp where a portable file was asked for, or what opaque= made it
+
+# Metadata of a PythonOp, or of the call of the function that stands for it: JSON of exporter/quantization/records.py, what exporter.quantizer declared of it.
+QUANTIZER_PROPERTY = "pythonop.quantizer"
 
 # Metadata of a Clip node that stands for hardtanh or relu6: no gradient flows at its bounds. A clamp's Clip, where it does, has none.
 OPEN_PROPERTY = "pythonop.open"

@@ -145,6 +145,17 @@ class One(nn.Module):
         return self.function.apply(x * self.weight)
 
 
+class Rounded(nn.Linear):
+    """A linear layer of a declared quantiser."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = torch.fake_quantize_per_tensor_affine(self.weight, 0.01, 0, -127, 127)
+        return nn.functional.linear(F.Steps.apply(x, torch.tensor(0.03), 8), weight, self.bias)
+
+
 def _exported() -> Iterator[tuple[str, Seed]]:
     torch.export.register_dataclass(F.Result, serialized_type_name="tests.fuzz.functions.Result")
     x = torch.randn(3, 4)
@@ -171,6 +182,10 @@ def _exported() -> Iterator[tuple[str, Seed]]:
                     yield f"{label}-gradient", Seed(ir.to_proto(exporter.build_gradient_graph(program)).SerializeToString())
                     yield f"{label}-tangent", Seed(ir.to_proto(exporter.build_tangent_graph(program)).SerializeToString())
         yield "external", _saved(program, folder, external_data=True)
+        exporter.quantizer(F.Steps, scale="scale", bits="bits")
+        for portable in (False, True):
+            program = exporter.export(Rounded(), (x,), dynamo=False, portable=portable)
+            yield f"declared-{'function' if portable else 'call'}", _saved(program, folder)
         for exported in (True, False):
             shapes = ({0: torch.export.Dim("rows")},) if exported else ({0: "rows"},)
             program = exporter.export(Calls(), (x,), dynamo=exported, dynamic_shapes=shapes, eager_check=False, portable=True)
@@ -266,6 +281,17 @@ _TEXTS = {
           t = Tile(x, twice) flat = Flatten<axis = 0>(t) total = ReduceSum<keepdims = 0>(flat) s = Add(zero, wide) u = Mul(s, f) y = Mul(u, total) }""",
     "quantized": """<ir_version: 10, opset_import: ["": 21]> g (float[4] x) => (float[4] y) <float scale = {0.5}, uint8 zero = {128}, float[4] w = {1, 2, 3, 4}>
         { q = QuantizeLinear(x, scale, zero) d = DequantizeLinear(q, scale, zero) y = Mul(d, w) }""",
+    "integers": """<ir_version: 10, opset_import: ["": 20]> g (float[4] x) => (float[2] y)
+        <float s = {0.05}, uint8 z = {128}, int8[4, 2] w = {1, -2, 3, -4, 5, -6, 7, -8}, float t = {0.02}, int8 none = {0}>
+        { q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) v = DequantizeLinear(w, t, none) y = MatMul(d, v) }""",
+    "rounded": """<ir_version: 10, opset_import: ["": 18]> g (float[2, 3] x) => (float[2, 2] y)
+        <float s = {0.05}, float low = {-128}, float high = {127}, float[3, 2] w = {0.5, -0.25, 1, 0.75, 0.25, -1}>
+        { a = Div(x, s) b = Round(a) c = Clip(b, low, high) d = Mul(c, s) y = MatMul(d, w) }""",
+    "qonnx": """<ir_version: 10, opset_import: ["": 18, "qonnx.custom_op.general": 1]> g (float[2, 3] x) => (float[2, 2] y)
+        <float s = {0.05}, float z = {3}, float n = {0}, float bits = {8}, float t = {0.25}, float[3, 2] w = {0.5, -0.25, 1, 0.75, 0.25, -1}, float one = {1}>
+        { q = qonnx.custom_op.general.Quant<signed = 0, narrow = 0, rounding_mode = "ROUND">(x, s, z, bits)
+          v = qonnx.custom_op.general.IntQuant<signed = 1, narrow = 1, rounding_mode = "HALF_UP">(w, t, n, bits)
+          p = MatMul(q, v) y = qonnx.custom_op.general.BipolarQuant(p, one) }""",
     "sequence": """<ir_version: 10, opset_import: ["": 20]> g (float[4] x) => (float[8] y)
         { s = SequenceConstruct(x, x) y = ConcatFromSequence<axis = 0>(s) }""",
     "string-outputs": """<ir_version: 10, opset_import: ["": 20]> g (float[2] x, string[2] s) => (float[2] y, string[2] t)

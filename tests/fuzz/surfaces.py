@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from xml.etree import ElementTree
 
 import numpy as np
@@ -221,6 +222,27 @@ def _command(case: _Case) -> None:
         _check_command(arguments[0], done)
 
 
+def _quantize(case: _Case) -> None:
+    """Integers, weights of 4 bits, QONNX and back: what one refuses, another may take."""
+    refused: PythonopError | None = None
+    made = 0
+    for make in (exporter.quantize, lambda path: exporter.quantize(path, weights="int4"), exporter.to_qonnx, exporter.from_qonnx):
+        try:
+            with mock.patch("exporter.quantization.quantize.kernels_of", return_value="not asked"):  # it has a folder of its own
+                program = make(case.path)
+        except PythonopError as error:
+            _check_error(error)
+            refused = error
+            continue
+        made += 1
+        case.results += [program.model_proto.SerializeToString(), str(program)]
+        for line in str(program).splitlines() if program.__class__ is not Program else ():
+            if bad := [c for c in line if not c.isprintable()]:
+                raise _Wrong("message", f"a report prints {bad[0]!r}: {line[:200]!r}")
+    if not made and refused is not None:
+        raise refused
+
+
 def _compare_and_draw(case: _Case) -> None:
     found = diff_files(case.path, case.path)
     if not found.equal:
@@ -328,6 +350,7 @@ SURFACES: dict[int, tuple[str, Callable[[_Case], None]]] = {
     8: ("readers and writers of nodes", _node_level),
     9: ("build_tangent_graph", _tangent),
     10: ("differences and pictures", _compare_and_draw),
+    11: ("quantize and QONNX", _quantize),
 }
 
 

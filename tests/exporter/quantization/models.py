@@ -183,6 +183,84 @@ def beside_lstm():
     )
 
 
+class Recurrent(nn.Module):
+    """A layer of nn.LSTM or nn.GRU with rounded weights and inputs, as people parametrize it; a linear layer on what it gives."""
+
+    def __init__(self, of):
+        super().__init__()
+        self.layer, self.a0, self.a1, self.f = of(16, 24, batch_first=True), Act(signed=True), Act(signed=True, step=1 / 127), Linear(24, 8)
+        for name in ("weight_ih_l0", "weight_hh_l0"):
+            nn.utils.parametrize.register_parametrization(self.layer, name, RoundedRows())
+
+    def forward(self, x):
+        return self.f(self.a1(self.layer(self.a0(x))[0]))
+
+
+class RoundedRows(nn.Module):
+    def forward(self, weight):
+        return fake(weight, weight.detach().abs().amax(1, keepdim=True) / 127, -127, 127)
+
+
+class CellByHand(nn.Module):
+    """An LSTM's cell of linear layers, four steps of it: what it multiplies is rounded in each."""
+
+    def __init__(self):
+        super().__init__()
+        self.x, self.h, self.f = Linear(8, 64), Linear(16, 64, bias=False), Linear(16, 4)
+        self.a0, self.a1 = Act(signed=True), Act(signed=True, step=1 / 127)
+
+    def forward(self, x):
+        h = c = x.new_zeros(x.shape[0], 16)
+        for step in range(4):
+            i, f, g, o = (self.x(self.a0(x[:, step])) + self.h(self.a1(h))).chunk(4, 1)
+            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+            h = torch.sigmoid(o) * torch.tanh(c)
+        return self.f(self.a1(h))
+
+
+class Inverted(nn.Module):
+    """MobileNet's block: wide, by channels, narrow, and a way around."""
+
+    def __init__(self, inside, wide, outside, stride):
+        super().__init__()
+        self.around = stride == 1 and inside == outside
+        self.parts = nn.Sequential(
+            Conv(inside, wide, 1, bias=False), nn.BatchNorm2d(wide), nn.ReLU6(), Act(step=6 / 255),
+            Conv(wide, wide, 3, stride=stride, padding=1, groups=wide, bias=False), nn.BatchNorm2d(wide), nn.ReLU6(), Act(step=6 / 255),
+            Conv(wide, outside, 1, bias=False), nn.BatchNorm2d(outside), Act(signed=True),
+        )  # fmt: skip
+        self.last = Act(signed=True)
+
+    def forward(self, x):
+        return self.last(x + self.parts(x)) if self.around else self.parts(x)
+
+
+def depthwise():
+    return nn.Sequential(Act(signed=True), Inverted(8, 24, 8, 1), Inverted(8, 24, 12, 2), Inverted(12, 24, 12, 1)), image(8)
+
+
+class Detector(nn.Module):
+    """Classes and boxes at two scales, joined as SSD joins them."""
+
+    def __init__(self):
+        super().__init__()
+        self.a0, self.body, self.down = Act(signed=True), Conv(3, 8, 3, padding=1), Conv(8, 8, 3, stride=2, padding=1)
+        self.a1, self.a2 = Act(), Act()
+        self.classes, self.boxes = (nn.ModuleList(Conv(8, n, 3, padding=1) for _ in range(2)) for n in (3 * 5, 3 * 4))
+        self.outs = nn.ModuleList(Act(signed=True) for _ in range(2))
+
+    def forward(self, x):
+        one = self.a1(F.relu(self.body(self.a0(x))))
+        levels = one, self.a2(F.relu(self.down(one)))
+
+        def joined(heads, act, size):
+            return torch.cat(
+                [act(head(y)).permute(0, 2, 3, 1).reshape(x.shape[0], -1, size) for head, y in zip(heads, levels, strict=True)], 1
+            )
+
+        return torch.sigmoid(joined(self.classes, self.outs[0], 5)), joined(self.boxes, self.outs[1], 4)
+
+
 def at_outputs():
     """Quantisers right at outputs, one of which a product reads."""
 
@@ -287,6 +365,11 @@ MODELS: dict[str, Case] = {
     "tied embedding": Case(tied_embedding, 1, 1),
     "beside lstm": Case(beside_lstm, 1, 2, "LSTM"),
     "at outputs": Case(at_outputs, 2, 2),
+    "lstm": Case(lambda: (Recurrent(nn.LSTM), (torch.randn(2, 5, 16),)), 1, 2, "onnxruntime's CPU has no integer kernel for LSTM"),
+    "gru": Case(lambda: (Recurrent(nn.GRU), (torch.randn(2, 5, 16),)), 1, 2, "onnxruntime's CPU has no integer kernel for GRU"),
+    "lstm by hand": Case(lambda: (CellByHand(), (torch.randn(3, 4, 8),)), 8, 9, "it is a constant, and the first operand"),
+    "depthwise": Case(depthwise, 9, 9),
+    "detector": Case(lambda: (Detector(), image(3, 8)), 6, 6),
     "3-D": Case(lambda: (nn.Sequential(Act(signed=True), Linear(16, 24), nn.ReLU(), Act(), Linear(24, 8, bias=False)), (torch.randn(2, 5, 16),)), 2, 2),
     "matmul": Case(matmul, 1, 1),
     "conv1d": Case(

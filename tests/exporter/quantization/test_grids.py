@@ -117,6 +117,14 @@ def test_weights_that_need_a_zero_point():
     assert "-128 to 127" in fit_weight(weight_of(np.arange(-55, 201).reshape(2, 128), scales), 0, [scales])
 
 
+@pytest.mark.parametrize("size", [5, 100, 256])
+def test_rows_of_few_random_numbers_are_on_no_grid(size):
+    """Euclid's algorithm comes to anything on these."""
+    for seed in range(20):
+        drawn = np.random.default_rng(seed).uniform(-0.1, 0.1, (16, size)).astype(F)
+        assert "no uniform grid" in fit_weight(drawn, 0, [])
+
+
 def test_weights_on_no_grid():
     drawn = np.random.default_rng(0).standard_normal((4, 9)).astype(F)
     assert "no uniform grid (4 of 4 channels)" in fit_weight(drawn, 0, [])

@@ -318,3 +318,19 @@ def test_levels_are_compared():
     broken.const_value = type(broken.const_value)(broken.const_value.numpy() * np.float32(1.5), name=broken.name)
     x = drawn.standard_normal((2, 3, 14, 14)).astype(np.float32)
     assert max(quantized.compare({name: x}).levels.values()) > 0.05
+
+
+DAMAGED = {
+    "a weight without axes": """<ir_version: 9, opset_import: ["": 18]> g (float[2, 2] x) => (y) <float w = {1}> { y = Gemm(x, w) }""",
+    "a type that there is not": """<ir_version: 9, opset_import: ["": 18]> g (float[2] x) => (y) { c = Cast<to = 2147483648>(x) y = Cast<to = 1>(c) }""",
+    "a function of another opset": """<ir_version: 9, opset_import: ["": 18, "own": 1]> g (float[2] x) => (y) { y = own.f(x) }
+        <domain: "own", opset_import: ["": 20]> f (a) => (b) { b = Exp(a) }""",
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+@pytest.mark.parametrize("make", [exporter.quantize, exporter.to_qonnx, lambda model: exporter.quantize(model, weights="int4")])
+def test_damaged_models_are_errors_of_ours(name, make):
+    with pytest.raises((ExportError, FormatError)) as told:
+        make(onnx.parser.parse_model(DAMAGED[name]))
+    assert len(str(told.value).splitlines()) <= 6

@@ -15,14 +15,14 @@ from torch import nn
 import exporter
 from tests.exporter.quantization.models import BEHIND, MODELS, Case, image, trained
 from tests.exporter.quantization.quantizers import Act, Conv, Linear
-from tests.exporter.quantization.tools import BREVITAS, PT2E, TORCH_AO
+from tests.exporter.quantization.tools import BREVITAS, PT2E, TORCH_AO, TORCHAO
 from tests.support import missing
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 QUICK = (
     "conv ste", "conv fake", "mlp lsq", "mlp where", "mlp, activations zero inside", "dorefa", "residual", "two branches", "transformer, whole",
-    "beside lstm", "at outputs", "matmul", "transposed", "float weight", "nothing behind", "negative gains",
+    "beside lstm", "lstm by hand", "depthwise", "detector", "at outputs", "matmul", "transposed", "float weight", "nothing behind", "negative gains",
 )  # fmt: skip
 REFUSED = {name for name, case in MODELS.items() if not case.integers}
 #: Of these no export is made by dynamo, and the error says so.
@@ -129,6 +129,26 @@ def test_pt2e(name, dynamo, tmp_path):
         missing("packages", "torchao is not installed")
     torch.manual_seed(0)
     assert_in_integers(PT2E[name], *PT2E[name].make(), dynamo, tmp_path)
+
+
+@pytest.mark.parametrize("name", TORCHAO)
+def test_torchao(name, dynamo, tmp_path):
+    """Its weights of 4 bits stay bit by bit what they are; what it rounds token by token stays in float."""
+    if importlib.util.find_spec("torchao") is None:
+        missing("packages", "torchao is not installed")
+    torch.manual_seed(0)
+    make, off = TORCHAO[name]
+    model, args = make()
+    quantized = exporter.quantize(exporter.export(model, args, dynamo=dynamo, portable=True), weights="int4")
+    assert [each.kernel for each in quantized.products] == ["MatMulNBits"] * 2
+    assert all(each.error <= off and bool(each.error) == bool(off) for each in quantized.products)
+    quantized.save(tmp_path / "quantized.onnx")
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+    run = onnxruntime.InferenceSession(tmp_path / "quantized.onnx", options, providers=["CPUExecutionProvider"])
+    (got,) = run.run(None, {run.get_inputs()[0].name: args[0].numpy()})
+    expected = model(*args).detach().numpy()
+    assert np.linalg.norm(got - expected) <= (1e-5 if not off else 2 * off) * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("name", BREVITAS)

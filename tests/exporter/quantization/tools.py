@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.ao.quantization as ao
@@ -13,7 +14,7 @@ from torch.ao.quantization import quantize_fx
 
 from tests.exporter.quantization.models import Case
 
-__all__ = ["BREVITAS", "PT2E", "TORCH_AO"]
+__all__ = ["BREVITAS", "PT2E", "TORCHAO", "TORCH_AO"]
 
 
 class Stubs(nn.Module):
@@ -107,6 +108,19 @@ def pt2e(model, x):
     return model, args
 
 
+def torchao_qat(activation, weight, **options):
+    """Linear layers with torchao's fake quantisers in their midst."""
+    qat, api = importlib.import_module("torchao.quantization.qat"), importlib.import_module("torchao.quantization")
+    config = qat.QATConfig(
+        activation_config=qat.IntxFakeQuantizeConfig(torch.int8, activation, is_symmetric=False) if activation else None,
+        weight_config=qat.IntxFakeQuantizeConfig(weight, **options), step="prepare",
+    )  # fmt: skip
+    model = nn.Sequential(nn.Linear(128, 64, bias=False), nn.ReLU(), nn.Linear(64, 32))
+    api.quantize_(model, config)
+    model, args = fitted(model.train(), torch.randn(4, 128), lambda _: None)
+    return model.eval(), args
+
+
 def brevitas_net(weights, bits):
     qnn, quant = importlib.import_module("brevitas.nn"), importlib.import_module("brevitas.quant")
     given = {"weight_quant": getattr(quant, weights), "weight_bit_width": bits}
@@ -147,6 +161,13 @@ PT2E: dict[str, Case] = {
     "conv": Case(
         lambda: pt2e(Plain(), image()), 3, 4, "no quantiser takes what it gives"
     ),  # a sum goes into one kernel with its convolution there
+}
+#: With weights of 4 bits, and what they are off by.
+TORCHAO: dict[str, tuple[Callable[[], Any], float]] = {
+    "groups of 4 bits": (lambda: torchao_qat(None, torch.int4, group_size=32), 0.0),
+    "channels of 4 bits": (lambda: torchao_qat(None, torch.int4, granularity="per_channel"), 0.0),
+    "groups of 4 bits, tokens of 8": (lambda: torchao_qat("per_token", torch.int4, group_size=32), 0.0),
+    "channels of 8 bits": (lambda: torchao_qat(None, torch.int8, granularity="per_channel"), 0.1),
 }
 BREVITAS: dict[str, Case] = {
     "tensor": Case(lambda: brevitas_net("Int8WeightPerTensorFloat", 8), 3, 3),

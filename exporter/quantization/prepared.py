@@ -1,0 +1,90 @@
+"""A fake-quantised model in the form in which quantisers are looked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import onnx_ir as ir
+import onnx_ir.passes.common as passes
+
+from exporter.gradient_graph.inference import infer_shapes
+from exporter.gradient_graph.model import own_copy, remove_marks
+from exporter.quantization.decided import decide, drop_settled_buffers
+from exporter.quantization.declared import declare
+from exporter.quantization.evaluation import nodes_between
+from exporter.quantization.qonnx_nodes import from_qonnx_nodes
+from exporter.quantization.quantizers import Quantizer
+from exporter.quantization.records import Record, lower
+from exporter.quantization.straight_through import drop_straight_through
+from symbolics.errors import FormatError
+from symbolics.graph.walk import remove_unread, unread, walk
+from symbolics.node.metadata import read_state, write_state
+from symbolics.node.names import LINKS_KEY, STATE_KEY
+from symbolics.text import reason
+
+__all__ = ["Prepared", "count_declared", "forget", "prepare"]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model of standard operators, its functions inlined.
+
+    Attributes:
+        model: The model.
+        declared: What a declared Function gives -> its record.
+        kept: Initializers that the forward does not read.
+    """
+
+    model: ir.Model
+    declared: dict[ir.Value, Record]
+    kept: Any
+
+
+def prepare(model: Any) -> Prepared:
+    """A copy of a model in which quantisers can be found.
+
+    Raises:
+        FormatError: The model is not valid.
+        ExportError: A Function computes something else than what `exporter.quantizer` declared.
+    """
+    copy = own_copy(model)
+    kept = unread(copy.graph)  # parameters that the forward does not read are the model's, all the same
+    from_qonnx_nodes(copy)
+    declare(copy)
+    declared = lower(copy)
+    drop_straight_through(copy)
+    remove_marks(copy)
+    try:
+        passes.InlinePass()(copy)
+    except ValueError as error:  # functions of another opset
+        raise FormatError(f"the functions of the model cannot be put in the place of their calls: {reason(error)}") from error
+    copy.functions.clear()
+    decide(copy)
+    drop_settled_buffers(copy)
+    remove_unread(copy.graph, kept)
+    infer_shapes(copy, only_where_missing=True)
+    return Prepared(copy, declared, kept)
+
+
+def count_declared(quantizer: Quantizer, declared: Mapping[ir.Value, Record]) -> None:
+    """Count the thresholds that a declared Function has elsewhere than what stands for it."""
+    for node in nodes_between([quantizer.source], [quantizer.result]):
+        record = next((declared[value] for value in node.outputs if value in declared), None)
+        if record is not None:
+            grid = quantizer.grid
+            moved = min(grid.moved + record.moved, grid.high - grid.low)
+            quantizer.grid = replace(grid, floats=grid.floats + record.floats, moved=moved)
+
+
+def forget(model: ir.Model) -> None:
+    """Take from the table of the state what the file holds no more: weights and biases that are integers now."""
+    model.metadata_props.pop(LINKS_KEY, None)
+    used = {node.domain for node in walk(model.graph)}
+    for domain in [domain for domain in model.opset_imports if domain and domain not in used]:
+        del model.opset_imports[domain]
+    state = read_state(model.metadata_props)
+    if state is not None:
+        held = model.graph.initializers
+        model.metadata_props[STATE_KEY] = write_state({name: entry for name, entry in state.items() if entry.initializer in held})

@@ -1,0 +1,189 @@
+"""A file in integers against its fake-quantised model: thresholds, levels, outputs, and whether that is within limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from exporter.errors import short
+from exporter.gradient_graph.model import own_copy
+from exporter.quantization.comparison import Comparison, compare, quantized_name
+from exporter.quantization.evaluation import Constants, compiled
+from exporter.quantization.grids import TOLERATED_FLOATS, TOLERATED_SHARE, number_of, thresholds
+from exporter.quantization.prepared import prepare
+from exporter.quantization.quantizers import Quantizer, find_quantizers, function_of
+from symbolics.errors import ExportError
+from symbolics.graph.values import name_of
+from symbolics.text import clean
+
+__all__ = ["Limits", "Proof", "Thresholds", "verify_quantized"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What may differ.
+
+    Attributes:
+        floats, levels, classes: As `verify_quantized` takes them.
+    """
+
+    floats: int | None
+    levels: float
+    classes: float
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """The thresholds between the levels of a quantiser, in both models, found by bisection.
+
+    Attributes:
+        count: How many there are.
+        moved: How many are not the same number.
+        floats: By how many float32 numbers one is away, at most.
+        share: By which share of a step, at most.
+    """
+
+    count: int
+    moved: int
+    floats: int
+    share: float
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What became of a comparison.
+
+    Attributes:
+        thresholds: Quantiser of the fake-quantised model -> its thresholds in both.
+        absent: Quantisers that the file in integers has not: what they round stays in float, and is the same in both.
+        compared: Levels and outputs on the inputs.
+        limits: What may differ.
+    """
+
+    thresholds: dict[str, Thresholds]
+    absent: list[str]
+    compared: Comparison
+    limits: Limits
+
+    @property
+    def failures(self) -> list[str]:
+        """What passes a limit, a line each."""
+        limits, found = self.limits, []
+        for name, each in self.thresholds.items():
+            most = TOLERATED_FLOATS if limits.floats is None else limits.floats
+            if each.floats > most and (limits.floats is not None or each.share > TOLERATED_SHARE):
+                found.append(f"a threshold of {clean(name)} is {each.floats} float32 away, {each.share:.1e} of a step")
+        for name, share in self.compared.levels.items():
+            if share > limits.levels:
+                found.append(f"{share:.3%} of the levels of {clean(name)} differ, more than {limits.levels:.3%}")
+        for name, share in self.compared.classes.items():
+            if share > limits.classes:
+                found.append(f"{share:.3%} of the rows of {clean(name)} have another class, more than {limits.classes:.3%}")
+        return found
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything is within the limits."""
+        return not self.failures
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it, for a program."""
+        return {**asdict(self), "failures": self.failures, "ok": self.ok}
+
+    def __str__(self) -> str:
+        """The counts, a line for each quantiser and output, and what passes a limit."""
+        lines = [
+            f"  thresholds of {clean(name)}: {each.moved} of {each.count} moved, by {each.floats} float32 at most ({each.share:.1e} of a step)"
+            for name, each in self.thresholds.items()
+        ]
+        lines += [f"  not in integers: {clean(name)}" for name in self.absent]
+        verdict = [f"  too far: {failure}" for failure in self.failures] or ["within the limits"]
+        return "\n".join([f"{len(self.thresholds)} quantisers of activations, by bisection", *lines, str(self.compared), *verdict])
+
+
+@short
+def verify_quantized(
+    integers: Any, model: Any, *inputs: Mapping[str, Any], floats: int | None = None, levels: float = 0.05, classes: float = 0.005
+) -> Proof:
+    """Compare a file that `quantize` wrote with the fake-quantised model that it was made of.
+
+    Each threshold between two levels of each quantiser of activations is found by bisection in both, to the last bit; then both run on the inputs, on onnxruntime's
+    CPU. `pythonop verify --quantized` does the same.
+
+    Args:
+        integers: The file in integers: a path, an onnx.ModelProto, an onnx_ir.Model, or an object whose ``model`` is one.
+        model: The fake-quantised model, the same. Its values have to have the names that they had when the integers were made.
+        inputs: Dictionaries of arrays, by input; one for each run.
+        floats: By how many float32 numbers a threshold may be away. None: what `quantize` writes, 2, or a 32,768th of a step.
+        levels: The share of a quantiser's levels that may differ. A level that falls to the other side of a threshold moves what comes behind it, too: shares grow with the depth.
+        classes: The share of an output's rows whose largest element may be another one.
+
+    Returns:
+        What was found; ``ok`` says whether it is within the limits.
+
+    Raises:
+        ArgumentError: There are no inputs.
+        RunError: onnxruntime cannot run a model on the inputs.
+        ExportError: The fake-quantised model has no quantiser, or the other file has none of them.
+        FormatError: A model is not valid.
+    """
+    prepared, whole = prepare(model), own_copy(integers)
+    constants = Constants(prepared.model)
+    quantizers, _ = find_quantizers(prepared.model, constants)
+    if not quantizers:
+        raise ExportError("the model has no quantiser of activations: nothing of it can be in integers")
+    outputs = {name_of(value) for value in prepared.model.graph.outputs}
+    made = {value.name: value for node in whole.graph for value in node.outputs}
+    found: dict[str, Thresholds] = {}
+    absent: list[str] = []
+    for quantizer in quantizers:
+        name = name_of(quantizer.result)
+        value = made.get(quantized_name(name, outputs))
+        source = None if value is None else _source(value)
+        if value is None or source is None:
+            absent.append(name)
+            continue
+        record = next((r for v, r in prepared.declared.items() if v is quantizer.result), None)
+        found[name] = _compared(
+            function_of(prepared.model, constants, quantizer),
+            _first(compiled(whole, [source], [value])),
+            quantizer,
+            record.floats if record else 0,
+        )
+    if not found:
+        raise ExportError(
+            f"the file in integers has none of the {len(quantizers)} quantisers of the model, {clean(absent[0])!r} and others: it was made of another export.\n"
+            "  way out: give the very file that `pythonop quantize` was given, or quantise this one"
+        )
+    scales = {name_of(each.result): float(each.grid.scale) for each in quantizers}
+    return Proof(found, absent, compare(prepared.model, whole, scales, inputs), Limits(floats, levels, classes))
+
+
+def _first(call: Any) -> Any:
+    return lambda x: call(x)[0]
+
+
+def _source(value: ir.Value) -> ir.Value | None:
+    """What is made levels of, and then a value."""
+    node = value.producer()
+    if node is None or node.op_type != "DequantizeLinear":
+        return None
+    while node is not None and node.op_type in ("DequantizeLinear", "Clip", "QuantizeLinear") and not node.domain:
+        source = node.inputs[0]
+        if node.op_type == "QuantizeLinear":
+            return source
+        node = None if source is None else source.producer()
+    return None
+
+
+def _compared(function: Any, integers: Any, quantizer: Quantizer, beside: int) -> Thresholds:
+    grid = quantizer.grid
+    levels = ((np.arange(grid.low, grid.high + 1) - grid.zero).astype(np.float32) * grid.scale).astype(np.float32)
+    one, other = (thresholds(each, levels) for each in (function, integers))
+    apart = np.abs(one - other)
+    share = np.abs(number_of(one).astype(np.float64) - number_of(other)).max(initial=0.0) / float(grid.scale)
+    return Thresholds(len(apart), int((apart > 0).sum()), int(apart.max(initial=0)) + beside, float(share))

@@ -1,0 +1,216 @@
+"""QONNX: a fake-quantised model with Quant and BipolarQuant nodes, for what builds hardware of it; and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from exporter.errors import short
+from exporter.files.program import Program
+from exporter.gradient_graph.model import own_copy
+from exporter.quantization.emitter import Emitter
+from exporter.quantization.evaluation import Constants
+from exporter.quantization.grids import Grid, WeightGrid, thresholds
+from exporter.quantization.prepared import forget, prepare
+from exporter.quantization.products import weights_of
+from exporter.quantization.qonnx_nodes import DOMAIN, ends_of, from_qonnx_nodes
+from exporter.quantization.quantizers import Quantizer, find_bipolar, find_quantizers, function_of
+from symbolics.errors import ExportError, FormatError
+from symbolics.graph.scope import graph_names
+from symbolics.graph.values import describe, name_of
+from symbolics.graph.walk import remove_unread
+from symbolics.text import clean
+
+__all__ = ["Qonnx", "QonnxQuantizer", "from_qonnx", "to_qonnx"]
+
+
+@dataclass(frozen=True)
+class QonnxQuantizer:
+    """A Quant or BipolarQuant node.
+
+    Attributes:
+        name: The value that it gives.
+        operator: ``"Quant"`` or ``"BipolarQuant"``.
+        weight: Whether it rounds a weight, which is then bit by bit the model's.
+        bits: Its bit width.
+        signed, narrow: As its attributes say.
+        zero_point: Its zero point.
+        floats: By how many float32 numbers a threshold between two levels is away from the model's, at most.
+        moved: How many thresholds are.
+    """
+
+    name: str
+    operator: str
+    weight: bool
+    bits: int
+    signed: bool
+    narrow: bool
+    zero_point: int = 0
+    floats: int = 0
+    moved: int = 0
+
+
+@dataclass(repr=False)
+class Qonnx(Program):
+    """A model with QONNX's quantisers, saved as any other `Program`. onnxruntime does not run it.
+
+    Attributes:
+        quantizers: Its Quant and BipolarQuant nodes.
+        left: What rounds and stayed as it was -> why.
+    """
+
+    quantizers: list[QonnxQuantizer] = field(default_factory=list)
+    left: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """The counts, and a line for what stayed as it was."""
+        weights = sum(each.weight for each in self.quantizers)
+        moved = sum(each.moved for each in self.quantizers)
+        floats = max((each.floats for each in self.quantizers), default=0)
+        lines = [
+            f"{len(self.quantizers)} quantisers of QONNX, {weights} of weights",
+            f"{moved} thresholds of activations moved by {floats} float32 at most",
+            *(f"  left: {clean(name)}: {reason}" for name, reason in self.left.items()),
+        ]
+        return "\n".join(lines)
+
+
+@short
+def to_qonnx(model: Any) -> Qonnx:
+    """Write the quantisers of a fake-quantised model as nodes of QONNX (``qonnx.custom_op.general``): Quant, and BipolarQuant for two levels around 0.
+
+    Quantisers are found as by `quantize`, of activations and of the weights of convolutions and matrix products; what computes in between stays as it is, and so do
+    biases and normalizations. Weights stand in the file as the model multiplies by them, before a Quant that changes no bit of them.
+
+    Args:
+        model: As `quantize` takes it. It is not changed.
+
+    Returns:
+        The model, with its quantisers.
+
+    Raises:
+        ExportError: Nothing in the model is quantised.
+        FormatError: The model is not valid.
+    """
+    prepared = prepare(model)
+    copy = prepared.model
+    constants = Constants(copy)
+    weights = weights_of(copy, constants)
+    quantizers, missed = find_quantizers(copy, constants)
+    bipolar = find_bipolar(copy, constants)
+    names = graph_names(copy.graph)
+    made = [_weight(copy.graph, names, node, grid, constants) for node, grid in weights.items() if isinstance(grid, WeightGrid)]
+    functions = [function_of(copy, constants, each) for each in quantizers]
+    made += [_activation(copy.graph, names, each, function) for each, function in zip(quantizers, functions, strict=True)]
+    made += [_two_levels(copy.graph, names, *each) for each in bipolar]
+    if not made:
+        reasons = [f"  {describe(node)}: {grid}" for node, grid in weights.items()][:2] + [
+            f"  {describe(m.step)}: {m.reason}" for m in missed[:1]
+        ]
+        raise ExportError(
+            "\n".join(["nothing in the model is quantised.", *reasons, "  way out: train with quantisers, and export with portable=True"])
+        )
+    remove_unread(copy.graph, prepared.kept)
+    copy.opset_imports[DOMAIN] = 1
+    forget(copy)
+    return Qonnx(copy, quantizers=made, left={each.step.outputs[0].name or "": each.reason for each in missed})
+
+
+@short
+def from_qonnx(model: Any) -> Program:
+    """A model with QONNX's quantisers in standard operators: Quant, IntQuant and BipolarQuant, as `to_qonnx`, brevitas and other tools write them.
+
+    The file runs on onnxruntime, in rounded floats; `quantize` makes integers of it, and takes a QONNX file as it is, too.
+
+    Args:
+        model: A path, an onnx.ModelProto, an onnx_ir.Model, or an object whose ``model`` is one. It is not changed.
+
+    Raises:
+        FormatError: The model is not valid, a quantiser of it is damaged or of a kind that is not read (Trunc, FloatQuant), or it has none.
+    """
+    copy = own_copy(model)
+    if not from_qonnx_nodes(copy):
+        raise FormatError(f"the model has no quantiser of QONNX: no Quant, IntQuant or BipolarQuant of the domain {DOMAIN}")
+    return Program(copy)
+
+
+# ------------------------------------------------------------------------------------------------------------- the nodes
+def _weight(graph: ir.Graph, names: set[str], node: ir.Node, grid: WeightGrid, constants: Constants) -> QonnxQuantizer:
+    value = node.inputs[1]
+    assert value is not None
+    op = Emitter(graph, names, node)
+    held = op.constant(constants.array(value), "weight")
+    levels = grid.levels.astype(np.int64) - grid.zero
+    shape = [1] * levels.ndim
+    if grid.axis is not None:
+        shape[grid.axis] = -1
+    scale = grid.scale.reshape(shape) if grid.scale.size > 1 else grid.scale.reshape(())
+    signed, name = levels.min() < 0, name_of(value)
+    if set(np.unique(levels)) == {-1, 1}:
+        result = op(f"{DOMAIN}::BipolarQuant", held, op.constant(scale, "scale"))
+        row = QonnxQuantizer(name, "BipolarQuant", True, 1, True, False)
+    else:
+        bits, narrow, zero = _range(int(min(levels.min(), 0)), int(levels.max()), shift=bool(grid.zero))
+        result = _quant(op, held, scale, zero, bits, signed and not zero, narrow)
+        row = QonnxQuantizer(name, "Quant", True, bits, bool(signed and not zero), narrow, zero)
+    result.shape = ir.Shape(levels.shape)
+    node.replace_input_with(1, result)
+    return row
+
+
+def _range(low: int, high: int, *, shift: bool) -> tuple[int, bool, int]:
+    """The bits, whether the range is narrow, and the zero point, in which the levels from ``low`` to ``high`` fit; with ``shift`` in the fewest bits."""
+    if low >= 0:
+        return max(high.bit_length(), 1), False, 0
+    bits = max(high.bit_length(), (-low).bit_length() if -low != 1 << (-low).bit_length() - 1 else (-low).bit_length() - 1) + 1
+    whole = (high - low).bit_length()
+    if shift and 0 < whole < bits:  # far from the middle: a zero point takes a bit less
+        return whole, False, -low
+    return max(bits, 2), low >= ends_of(max(bits, 2), True, True)[0], 0
+
+
+def _activation(graph: ir.Graph, names: set[str], quantizer: Quantizer, function: Any) -> QonnxQuantizer:
+    grid, result = quantizer.grid, quantizer.result
+    producer = result.producer()
+    assert producer is not None
+    low, high = grid.low - grid.zero, grid.high - grid.zero
+    bits, narrow, zero = _range(low, high, shift=True)
+    signed = low < 0 and not zero
+    op = Emitter(graph, names, producer)
+    source = quantizer.source
+    first, last = (end - zero for end in ends_of(bits, signed, narrow))
+    if (first, last) != (low, high):  # no number of bits ends there
+        source = op("Clip", source, float(np.float32(low) * grid.scale), float(np.float32(high) * grid.scale))
+        source.shape = quantizer.source.shape
+    value = _quant(op, source, np.array(grid.scale), zero, bits, signed, narrow)
+    gap = _apart(grid, function, zero)
+    op.replace(result, value)
+    return QonnxQuantizer(name_of(value), "Quant", False, bits, signed, narrow, zero, int(gap.max(initial=0)), int((gap > 0).sum()))
+
+
+def _apart(grid: Grid, function: Any, zero: int) -> np.ndarray:
+    """By how many float32 numbers each threshold of what is written, as the definition computes it, is away from the model's."""
+    levels = ((np.arange(grid.low, grid.high + 1) - grid.zero).astype(np.float32) * grid.scale).astype(np.float32)
+
+    def written(x: np.ndarray) -> np.ndarray:
+        q = np.rint(np.clip(x / grid.scale + np.float32(zero), grid.low - grid.zero + zero, grid.high - grid.zero + zero))
+        return np.asarray((q - np.float32(zero)) * grid.scale, np.float32)
+
+    return np.abs(thresholds(function, levels) - thresholds(written, levels))
+
+
+def _two_levels(graph: ir.Graph, names: set[str], source: ir.Value, result: ir.Value, scale: np.float32) -> QonnxQuantizer:
+    producer = result.producer()
+    assert producer is not None
+    op = Emitter(graph, names, producer)
+    value = op(f"{DOMAIN}::BipolarQuant", source, op.constant(np.array(scale, np.float32), "scale"))
+    op.replace(result, value)
+    return QonnxQuantizer(name_of(value), "BipolarQuant", False, 1, True, False)
+
+
+def _quant(op: Emitter, source: ir.Value, scale: np.ndarray, zero: int, bits: int, signed: bool, narrow: bool) -> ir.Value:
+    inputs = [op.constant(scale.astype(np.float32), "scale"), float(zero), float(bits)]
+    return op(f"{DOMAIN}::Quant", source, *inputs, signed=int(signed), narrow=int(narrow), rounding_mode="ROUND")

@@ -1,0 +1,195 @@
+"""exporter.verify_quantized and `pythonop verify --quantized`: what agrees, and each thing that does not, by its number."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from click.testing import CliRunner
+
+import exporter
+from exporter.cli import main
+from tests.exporter.quantization.declared_functions import Lsq
+from tests.exporter.quantization.models import MODELS, trained
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def made(name, dynamo=False):
+    model, args = trained(MODELS[name])
+    program = exporter.export(model, args, dynamo=dynamo, portable=True)
+    drawn = np.random.default_rng(0)
+    inputs = [{program.model.graph.inputs[0].name: drawn.standard_normal(args[0].shape).astype(np.float32)} for _ in range(20)]
+    return program, exporter.quantize(program), inputs
+
+
+def with_scale(quantized, factor, which=0):
+    """The file in integers with another step for one of its quantisers."""
+    model = quantized.model.clone()
+    value = model.graph.initializers[f"{quantized.activations[which].name}/scale"]
+    value.const_value = ir.tensor((value.const_value.numpy() * np.float32(factor)).astype(np.float32), name=value.name)
+    return model
+
+
+@pytest.mark.parametrize(
+    "name", ["conv ste", "conv fake", "residual", "two branches", "at outputs", "transformer, whole", "mlp pact", "mlp lsq"]
+)
+def test_what_quantize_writes_is_within_the_limits(name, dynamo):
+    program, quantized, inputs = made(name if name in MODELS else "mlp, activations pact", dynamo)
+    proof = exporter.verify_quantized(quantized, program, *inputs)
+    assert proof.ok, str(proof)
+    assert not proof.absent and len(proof.thresholds) == len(proof.compared.levels) > 0
+    assert max(each.floats for each in proof.thresholds.values()) <= 1 and all(share < 1e-2 for share in proof.compared.levels.values())
+
+
+def test_rounded_floats_are_run_as_they_are():
+    """Of a model with QuantizeLinear and float biases, onnxruntime's optimizer makes integers of its own: that is no reference."""
+    levels = [
+        max(exporter.verify_quantized(q, p, *inputs).compared.levels.values()) for p, q, inputs in map(made, ("conv ste", "conv fake"))
+    ]
+    assert levels[0] == pytest.approx(levels[1]) and 0 < levels[0] < 2e-3
+
+
+def test_thresholds_of_torchs_own_fake_quantize_are_one_float_away():
+    """It multiplies by 1 / scale, and QuantizeLinear divides: counted here in numpy."""
+    scale = np.float32(0.0123)
+
+    class Model(torch.nn.Linear):
+        def forward(self, x):
+            x = torch.clamp(torch.round(x * (1 / torch.tensor(0.0123))), -128, 127) * torch.tensor(0.0123)
+            return torch.nn.functional.linear(x, torch.fake_quantize_per_tensor_affine(self.weight, 0.01, 0, -128, 127))
+
+    program = exporter.export(Model(8, 4).eval(), (torch.randn(2, 8),), dynamo=False)
+    proof = exporter.verify_quantized(
+        exporter.quantize(program), program, {program.model.graph.inputs[0].name: np.zeros((2, 8), np.float32)}
+    )
+    ((name, found),) = proof.thresholds.items()
+    halves = (np.arange(-128, 127) + np.float32(0.5)) * np.float64(scale)
+    near = halves.astype(np.float32).view(np.int32)[:, None] + np.arange(-4, 5, dtype=np.int32)
+    numbers = np.sort(near.view(np.float32), axis=1)
+    one, other = (np.rint(numbers * (np.float32(1) / scale)), np.rint(numbers / scale))
+    apart = np.abs((one == one[:, :1]).sum(1) - (other == other[:, :1]).sum(1))
+    assert found.count == 255 and found.moved == (apart > 0).sum() > 0 and found.floats == apart.max() == 1
+    assert not exporter.verify_quantized(exporter.quantize(program), program, {"x": np.zeros((2, 8), np.float32)}, floats=0).ok
+
+
+@pytest.mark.parametrize("factor", [1 + 2**-20, 1.01, 1.5])
+def test_another_step_in_the_file_is_seen(factor):
+    program, quantized, inputs = made("conv ste")
+    proof = exporter.verify_quantized(with_scale(quantized, factor), program, *inputs)
+    name = quantized.activations[0].name
+    assert proof.thresholds[name].floats > 2 and proof.thresholds[name].moved > 200
+    others = [each for other, each in proof.thresholds.items() if other != name]
+    assert all(each.moved == 0 for each in others)
+    assert not proof.ok and f"a threshold of {name}" in str(proof)
+    assert exporter.verify_quantized(with_scale(quantized, factor), program, *inputs, floats=1 << 31, levels=1, classes=1).ok
+
+
+def test_levels_and_classes_have_limits():
+    program, quantized, inputs = made("conv ste")
+    assert not exporter.verify_quantized(quantized, program, *inputs, levels=0.0).ok
+    weight = next(
+        v for n, v in quantized.model.graph.initializers.items() if n.endswith("/levels") and v.const_value.size == 1440
+    )  # of the last layer
+    broken = quantized.model.clone()
+    held = broken.graph.initializers[weight.name]
+    held.const_value = ir.tensor(-held.const_value.numpy(), name=held.name)
+    proof = exporter.verify_quantized(broken, program, *inputs)
+    assert any("have another class" in each for each in proof.failures), str(proof)
+
+
+def test_files_that_do_not_belong_together():
+    program, quantized, inputs = made("conv ste")
+    other, _, _ = made("mlp lsq")
+    with pytest.raises(exporter.ExportError, match="it was made of another export"):
+        exporter.verify_quantized(quantized, other, *inputs)
+    floats = exporter.export(torch.nn.Linear(3, 2), (torch.randn(2, 3),), dynamo=False)
+    with pytest.raises(exporter.ExportError, match="no quantiser of activations"):
+        exporter.verify_quantized(quantized, floats, *inputs)
+    with pytest.raises(exporter.ArgumentError, match="nothing to compare on"):
+        exporter.verify_quantized(quantized, program)
+
+
+def test_what_cannot_be_run_is_an_error_of_ours():
+    program, quantized, inputs = made("mlp lsq")
+    ((name, x),) = inputs[0].items()
+    for wrong in ({name: x[:, :5]}, {}, {"nobody": x}, {name: x.astype(np.float64)}):
+        for call in (
+            lambda wrong=wrong: exporter.verify_quantized(quantized, program, wrong),
+            lambda wrong=wrong: quantized.compare(wrong),
+        ):
+            with pytest.raises(exporter.RunError, match="cannot run the model on these inputs"):
+                call()
+    model, args = trained(MODELS["mlp lsq function"])
+    with_calls = exporter.export(torch.nn.Sequential(*model, Opaque()), args, dynamo=False, portable=["*LsqFunction"])
+    mixed = exporter.quantize(with_calls)
+    with pytest.raises(exporter.RunError, match="PythonOp.*\n.*portable=True"):
+        mixed.compare({mixed.model.graph.inputs[0].name: args[0].numpy()})
+
+
+class Opaque(torch.nn.Module):
+    def forward(self, x):
+        return Lsq.apply(x, torch.tensor(0.1), -8, 7)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    program, quantized, inputs = made("conv ste")
+    program.save(folder / "model.onnx")
+    quantized.save(folder / "integers.onnx")
+    exporter.Program(with_scale(quantized, 1.5)).save(folder / "wrong.onnx")
+    np.savez(folder / "data.npz", **inputs[0])
+    return folder
+
+
+def call(*arguments):
+    return CliRunner().invoke(main, ["verify", *map(str, arguments)])
+
+
+def test_the_command(files):
+    done = call("--quantized", files / "integers.onnx", files / "model.onnx", "--runs", 3, "--inputs", files / "data.npz")
+    assert done.exit_code == 0, done.output
+    assert "quantisers of activations, by bisection" in done.output and "within the limits" in done.output
+    done = call("--quantized", files / "wrong.onnx", files / "model.onnx", "--runs", 2, "--json")
+    assert done.exit_code == 1
+    told = json.loads(done.output)
+    assert told["ok"] is False and told["failures"] and max(each["floats"] for each in told["thresholds"].values()) > 1000
+    assert call("--quantized", files / "integers.onnx", files / "model.onnx", "--max-levels", 0).exit_code == 1
+    assert (
+        call(
+            "--quantized", files / "wrong.onnx", files / "model.onnx", "--max-floats", 10**9, "--max-levels", 1, "--max-classes", 1
+        ).exit_code
+        == 0
+    )
+
+
+def test_the_command_with_a_target(tmp_path):
+    target = f"{__name__}:seeded"
+    exporter.quantize(exporter.export(*seeded(), portable=True)).save(tmp_path / "integers.onnx")
+    done = call("--quantized", tmp_path / "integers.onnx", target)
+    assert done.exit_code == 0, done.output
+
+
+def seeded():
+    return trained(MODELS["mlp lsq"])
+
+
+def test_the_commands_bad_input(files, tmp_path):
+    (tmp_path / "text.onnx").write_text("no model")
+    for arguments, told in (
+        ((tmp_path / "none.onnx", files / "model.onnx"), "none.onnx"),
+        ((tmp_path / "text.onnx", files / "model.onnx"), "text.onnx"),
+        ((files / "integers.onnx", tmp_path / "text.onnx"), "text.onnx"),
+        ((files / "integers.onnx", "nobody.knows:it"), "nobody"),
+        ((files / "integers.onnx", files / "model.onnx", "--bisect"), "--bisect is not for --quantized"),
+        ((files / "integers.onnx", files / "model.onnx", "more"), "takes one model beside it"),
+        ((files / "integers.onnx", files / "model.onnx", "--dim", "batch=3"), "dimension"),
+    ):
+        done = call("--quantized", *arguments)
+        assert done.exit_code not in (0, 1) and told in done.output, done.output
+        assert len(done.output.splitlines()) <= 8
+    assert "are for --quantized" in call("tests.exporter.commands.cli_targets:rounded", "--runs", 3).output
