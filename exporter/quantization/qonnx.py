@@ -11,7 +11,6 @@ import onnx_ir as ir
 from exporter.errors import short
 from exporter.files.program import Program
 from exporter.gradient_graph.model import own_copy
-from exporter.quantization.emitter import Emitter
 from exporter.quantization.evaluation import Constants
 from exporter.quantization.grids import Grid, WeightGrid, thresholds
 from exporter.quantization.prepared import forget, prepare
@@ -19,8 +18,10 @@ from exporter.quantization.products import weights_of
 from exporter.quantization.qonnx_nodes import DOMAIN, ends_of, from_qonnx_nodes
 from exporter.quantization.quantizers import Quantizer, find_bipolar, find_quantizers, function_of
 from symbolics.errors import ExportError, FormatError
-from symbolics.graph.scope import graph_names
-from symbolics.graph.values import describe, name_of
+from symbolics.graph.copies import replace
+from symbolics.graph.emitter import Emitter
+from symbolics.graph.scope import Scope, free_prefix
+from symbolics.graph.values import describe, graph_of, name_of
 from symbolics.graph.walk import remove_unread
 from symbolics.text import clean
 
@@ -101,11 +102,11 @@ def to_qonnx(model: Any) -> Qonnx:
     weights = weights_of(copy, constants)
     quantizers, missed = find_quantizers(copy, constants)
     bipolar = find_bipolar(copy, constants)
-    names = graph_names(copy.graph)
-    made = [_weight(copy.graph, names, node, grid, constants) for node, grid in weights.items() if isinstance(grid, WeightGrid)]
+    scope = Scope(free_prefix(copy.graph, "qonnx/"), lambda value: False)
+    made = [_weight(scope, node, grid, constants) for node, grid in weights.items() if isinstance(grid, WeightGrid)]
     functions = [function_of(copy, constants, each) for each in quantizers]
-    made += [_activation(copy.graph, names, each, function) for each, function in zip(quantizers, functions, strict=True)]
-    made += [_two_levels(copy.graph, names, *each) for each in bipolar]
+    made += [_activation(scope, each, function) for each, function in zip(quantizers, functions, strict=True)]
+    made += [_two_levels(scope, *each) for each in bipolar]
     if not made:
         reasons = [f"  {describe(node)}: {grid}" for node, grid in weights.items()][:2] + [
             f"  {describe(m.step)}: {m.reason}" for m in missed[:1]
@@ -113,6 +114,7 @@ def to_qonnx(model: Any) -> Qonnx:
         raise ExportError(
             "\n".join(["nothing in the model is quantised.", *reasons, "  way out: train with quantisers, and export with portable=True"])
         )
+    scope.register(copy.graph)
     remove_unread(copy.graph, prepared.kept)
     copy.opset_imports[DOMAIN] = 1
     forget(copy)
@@ -138,11 +140,11 @@ def from_qonnx(model: Any) -> Program:
 
 
 # ------------------------------------------------------------------------------------------------------------- the nodes
-def _weight(graph: ir.Graph, names: set[str], node: ir.Node, grid: WeightGrid, constants: Constants) -> QonnxQuantizer:
+def _weight(scope: Scope, node: ir.Node, grid: WeightGrid, constants: Constants) -> QonnxQuantizer:
     value = node.inputs[1]
     assert value is not None
-    op = Emitter(graph, names, node)
-    held = op.constant(constants.array(value), "weight")
+    op = Emitter(scope)
+    held = op.constant(constants.array(value), ir.DataType.FLOAT)
     levels = grid.levels.astype(np.int64) - grid.zero
     shape = [1] * levels.ndim
     if grid.axis is not None:
@@ -150,13 +152,14 @@ def _weight(graph: ir.Graph, names: set[str], node: ir.Node, grid: WeightGrid, c
     scale = grid.scale.reshape(shape) if grid.scale.size > 1 else grid.scale.reshape(())
     signed, name = levels.min() < 0, name_of(value)
     if set(np.unique(levels)) == {-1, 1}:
-        result = op(f"{DOMAIN}::BipolarQuant", held, op.constant(scale, "scale"))
+        result = op.node("BipolarQuant", [held, op.constant(scale, ir.DataType.FLOAT)], domain=DOMAIN)
         row = QonnxQuantizer(name, "BipolarQuant", True, 1, True, False)
     else:
         bits, narrow, zero = _range(int(min(levels.min(), 0)), int(levels.max()), shift=bool(grid.zero))
         result = _quant(op, held, scale, zero, bits, signed and not zero, narrow)
         row = QonnxQuantizer(name, "Quant", True, bits, bool(signed and not zero), narrow, zero)
     result.shape = ir.Shape(levels.shape)
+    graph_of(node).insert_before(node, op.nodes)
     node.replace_input_with(1, result)
     return row
 
@@ -172,22 +175,22 @@ def _range(low: int, high: int, *, shift: bool) -> tuple[int, bool, int]:
     return max(bits, 2), low >= ends_of(max(bits, 2), True, True)[0], 0
 
 
-def _activation(graph: ir.Graph, names: set[str], quantizer: Quantizer, function: Any) -> QonnxQuantizer:
+def _activation(scope: Scope, quantizer: Quantizer, function: Any) -> QonnxQuantizer:
     grid, result = quantizer.grid, quantizer.result
     producer = result.producer()
     assert producer is not None
     low, high = grid.low - grid.zero, grid.high - grid.zero
     bits, narrow, zero = _range(low, high, shift=True)
     signed = low < 0 and not zero
-    op = Emitter(graph, names, producer)
+    op = Emitter(scope)
     source = quantizer.source
     first, last = (end - zero for end in ends_of(bits, signed, narrow))
     if (first, last) != (low, high):  # no number of bits ends there
-        source = op("Clip", source, float(np.float32(low) * grid.scale), float(np.float32(high) * grid.scale))
+        source = op.Clip(source, float(np.float32(low) * grid.scale), float(np.float32(high) * grid.scale))
         source.shape = quantizer.source.shape
     value = _quant(op, source, np.array(grid.scale), zero, bits, signed, narrow)
     gap = _apart(grid, function, zero)
-    op.replace(result, value)
+    replace(scope, producer, op.nodes, [value if each is result else None for each in producer.outputs])
     return QonnxQuantizer(name_of(value), "Quant", False, bits, signed, narrow, zero, int(gap.max(initial=0)), int((gap > 0).sum()))
 
 
@@ -202,15 +205,18 @@ def _apart(grid: Grid, function: Any, zero: int) -> np.ndarray:
     return np.abs(thresholds(function, levels) - thresholds(written, levels))
 
 
-def _two_levels(graph: ir.Graph, names: set[str], source: ir.Value, result: ir.Value, scale: np.float32) -> QonnxQuantizer:
+def _two_levels(scope: Scope, source: ir.Value, result: ir.Value, scale: np.float32) -> QonnxQuantizer:
     producer = result.producer()
     assert producer is not None
-    op = Emitter(graph, names, producer)
-    value = op(f"{DOMAIN}::BipolarQuant", source, op.constant(np.array(scale, np.float32), "scale"))
-    op.replace(result, value)
+    op = Emitter(scope)
+    value = op.node("BipolarQuant", [source, op.constant(scale, ir.DataType.FLOAT)], domain=DOMAIN)
+    replace(scope, producer, op.nodes, [value if each is result else None for each in producer.outputs])
     return QonnxQuantizer(name_of(value), "BipolarQuant", False, 1, True, False)
 
 
 def _quant(op: Emitter, source: ir.Value, scale: np.ndarray, zero: int, bits: int, signed: bool, narrow: bool) -> ir.Value:
-    inputs = [op.constant(scale.astype(np.float32), "scale"), float(zero), float(bits)]
-    return op(f"{DOMAIN}::Quant", source, *inputs, signed=int(signed), narrow=int(narrow), rounding_mode="ROUND")
+    made: ir.Value = op.node(
+        "Quant", [source, op.constant(scale, ir.DataType.FLOAT), float(zero), float(bits)], domain=DOMAIN,
+        signed=int(signed), narrow=int(narrow), rounding_mode="ROUND",
+    )  # fmt: skip
+    return made

@@ -11,9 +11,10 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from exporter.quantization.emitter import Emitter
 from symbolics.errors import FormatError
-from symbolics.graph.scope import graph_names
+from symbolics.graph.copies import replace
+from symbolics.graph.emitter import Emitter
+from symbolics.graph.scope import Scope, free_prefix
 from symbolics.graph.values import array_of, attr, describe
 from symbolics.graph.walk import walk
 
@@ -42,7 +43,7 @@ def from_qonnx_nodes(model: ir.Model) -> int:
         FormatError: One is damaged, or of a kind that is not read: Trunc, FloatQuant.
     """
     nodes = [node for node in walk(model.graph) if node.domain in _DOMAINS]
-    names = graph_names(model.graph) if nodes else set()
+    scope = Scope(free_prefix(model.graph, "qonnx/") if nodes else "", lambda value: False)
     for node in nodes:
         if len(node.inputs) != {"Quant": 4, "IntQuant": 4, "BipolarQuant": 2}.get(node.op_type) or None in node.inputs:
             raise FormatError(
@@ -51,8 +52,9 @@ def from_qonnx_nodes(model: ir.Model) -> int:
             )
         if node.graph is not model.graph:
             raise FormatError(f"{describe(node)} stands in the body of a loop or a branch: it is read in the graph itself alone")
-        op = Emitter(model.graph, names, node)
-        op.replace(node.outputs[0], _bipolar(op, node) if node.op_type == "BipolarQuant" else _quant(op, node))
+        op = Emitter(scope)
+        replace(scope, node, op.nodes, [_bipolar(op, node) if node.op_type == "BipolarQuant" else _quant(op, node)])
+    scope.register(model.graph)
     for domain in _DOMAINS if nodes else ():
         model.opset_imports.pop(domain, None)
     return len(nodes)
@@ -60,7 +62,7 @@ def from_qonnx_nodes(model: ir.Model) -> int:
 
 def _bipolar(op: Emitter, node: ir.Node) -> ir.Value:
     x, scale = node.inputs
-    return op("Mul", op("Where", op("GreaterOrEqual", x, 0.0, dtype=ir.DataType.BOOL), 1.0, -1.0), scale)
+    return op.Mul(op.Where(op.GreaterOrEqual(x, 0.0), 1.0, -1.0), scale)
 
 
 def _quant(op: Emitter, node: ir.Node) -> ir.Value:
@@ -69,14 +71,14 @@ def _quant(op: Emitter, node: ir.Node) -> ir.Value:
     signed, narrow = bool(attr(node, "signed", 1)), bool(attr(node, "narrow", 0))
     held = array_of(zero)
     shifted = held is None or bool(held.any())
-    q = op("Div", x, scale)
-    q = op("Add", q, zero) if shifted else q
+    q = op.Div(x, scale)
+    q = op.Add(q, zero) if shifted else q
     if bits == 1 and signed:  # no levels would be left: the project's own implementation takes it for a bipolar one
-        q = op("Where", op("GreaterOrEqual", q, 0.0, dtype=ir.DataType.BOOL), 1.0, -1.0)
+        q = op.Where(op.GreaterOrEqual(q, 0.0), 1.0, -1.0)
     else:
         low, high = ends_of(bits, signed, narrow)
-        q = _rounded(op, op("Clip", q, float(low), float(high)), node)
-    return op("Mul", op("Sub", q, zero) if shifted else q, scale)
+        q = _rounded(op, op.Clip(q, float(low), float(high)), node)
+    return op.Mul(op.Sub(q, zero) if shifted else q, scale)
 
 
 def _bits(node: ir.Node) -> int:
@@ -92,12 +94,12 @@ def _bits(node: ir.Node) -> int:
 def _rounded(op: Emitter, q: ir.Value, node: ir.Node) -> ir.Value:
     mode = str(attr(node, "rounding_mode", "ROUND")).upper()
     if mode in ("ROUND", "HALF_EVEN"):
-        return op("Round", q)
+        return op.Round(q)
     if mode in ("CEIL", "FLOOR"):
-        return op(mode.title(), q)
+        return op.node(mode.title(), [q])
     # The others are the same on both sides of 0.
     inside = {"UP": ("Ceil", 0.0), "DOWN": ("Floor", 0.0), "HALF_UP": ("Floor", 0.5), "HALF_DOWN": ("Ceil", -0.5)}.get(mode)
     if inside is None:
         raise FormatError(f"{describe(node)}: {mode[:40]!r} is no rounding mode of QONNX's")
-    size = op("Abs", q)
-    return op("Mul", op("Sign", q), op(inside[0], op("Add", size, inside[1]) if inside[1] else size))
+    size = op.Abs(q)
+    return op.Mul(op.Sign(q), op.node(inside[0], [op.Add(size, inside[1]) if inside[1] else size]))

@@ -10,10 +10,11 @@ from typing import Any, Literal
 import numpy as np
 import onnx_ir as ir
 
-from exporter.quantization.emitter import Emitter
 from exporter.quantization.expressions import Expression
 from symbolics.errors import FormatError
-from symbolics.graph.scope import graph_names
+from symbolics.graph.copies import replace
+from symbolics.graph.emitter import Emitter
+from symbolics.graph.scope import Scope, free_prefix
 from symbolics.graph.values import describe, is_python_op
 from symbolics.node.names import PORTABLE_DOMAIN, QUANTIZER_PROPERTY
 from symbolics.node.records import parse, read_record
@@ -152,15 +153,16 @@ def lower(model: ir.Model) -> dict[ir.Value, Record]:
     Raises:
         FormatError: A record is damaged.
     """
-    found, names = {}, graph_names(model.graph)
+    found, scope = {}, Scope(free_prefix(model.graph, "declared/"), lambda value: False)
     for node in list(model.graph):
         record = read(node)
         if record is None or (result := result_of(node)) is None or not node.inputs or node.inputs[0] is None:
             continue
-        op = Emitter(model.graph, names, node)
+        op = Emitter(scope)
         output = _written(op, node, record)
-        op.replace(result, output)
+        replace(scope, node, op.nodes, [output if value is result else None for value in node.outputs])
         found[output] = record
+    scope.register(model.graph)
     return found
 
 
@@ -169,16 +171,16 @@ def _written(op: Emitter, node: ir.Node, record: Record) -> ir.Value:
 
     def make(name: str, *given: Any) -> ir.Value:
         if name == "Clip" and not all(isinstance(each, float) for each in given[1:]):
-            return op("Min", op("Max", given[0], given[1]), given[2])  # Clip takes ends of no axes
-        return op(name, *given)
+            return op.Min(op.Max(given[0], given[1]), given[2])  # Clip takes ends of no axes
+        return op.node(name, given)
 
     def channels(value: ir.Value) -> ir.Value:
         if record.axis is None or (value.shape is not None and not len(value.shape)):
             return value
-        return op("Reshape", value, op.constant(np.array([-1, *[1] * (record.rank - record.axis - 1)], np.int64)))
+        return op.Reshape(value, op.i64([-1, *[1] * (record.rank - record.axis - 1)]))
 
     def number(value: ir.Value) -> ir.Value:
-        return value if value.dtype in (None, ir.DataType.FLOAT) else op("Cast", value, to=ir.DataType.FLOAT)
+        return value if value.dtype in (None, ir.DataType.FLOAT) else op.Cast(value, to=ir.DataType.FLOAT)
 
     read_names = set().union(*(Expression(t).names for t in (record.scale, record.zero_point, record.low, record.high) if t))
     inputs = {f"x{i}": number(v) for i, v in enumerate(node.inputs) if v is not None and f"x{i}" in read_names}
