@@ -41,7 +41,7 @@ class Inside(torch.nn.Module):
         """tensors: those of the call."""
         given = list(tensors)
         for i in self._floats:
-            given[i] = tensors[i] * 1.5
+            given[i] = tensors[i] * 0.999  # no input any more, and nearly as the database has it: many operators are undefined elsewhere
         read = [given[i] for i in self._floats]
         before = [h.sin() for h in read]
         energy = torch.zeros(())
@@ -88,10 +88,23 @@ def judge(name: str, dynamo: bool) -> tuple[str, str]:
         mine = torch.as_tensor(a).to(b.dtype)
         if mine.shape != b.shape:
             return "wrong", f"gradient {number} has the shape {tuple(mine.shape)}, not {tuple(b.shape)}"
-        size = b.nan_to_num(0, 0, 0).abs().max().item() if b.numel() else 0.0
-        if not torch.allclose(mine, b, rtol=1e-3, atol=1e-4 * (1 + size), equal_nan=True):
-            return "wrong", f"gradient {number} is off by {(mine - b).abs().max().item():.3g} of {size:.3g}"
+        if not _close(mine, b) and not _close(mine, _exact(model, call)[number].to(b.dtype)):
+            return (
+                "wrong",
+                f"gradient {number} is off by {(mine - b).abs().max().item():.3g} of {b.nan_to_num(0, 0, 0).abs().max().item():.3g}",
+            )
     return "right", ""
+
+
+def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    size = b.nan_to_num(0, 0, 0).abs().max().item() if b.numel() else 0.0
+    return torch.allclose(a, b, rtol=1e-3, atol=1e-4 * (1 + size), equal_nan=True)
+
+
+def _exact(model: Inside, call: samples.Call) -> list[torch.Tensor]:
+    """Eager in float64: in float32 it may be further from that than the file is (logcumsumexp)."""
+    wide = [t.double().requires_grad_() if t.is_floating_point() else t for t in call.tensors]
+    return [g.detach() for g in model(*wide)]
 
 
 def _eager(model: Inside, call: samples.Call, seed: int) -> list[torch.Tensor]:
