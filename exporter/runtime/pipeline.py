@@ -112,6 +112,12 @@ def _could_join(arranged: Arranged) -> bool:
     return could_link(arranged.proto)
 
 
+def _in_turn(arranged: Arranged) -> bool:
+    from symbolics.graph.quick import quicken
+
+    return quicken(arranged.model, [node for node in arranged.model.graph if node.op_type == "ScatterND"]) > 0
+
+
 def _accelerated(arranged: Arranged) -> bool:
     from exporter.runtime.accelerate import Request, accelerator
     from exporter.runtime.facts import find_facts
@@ -151,6 +157,8 @@ def _prepared(arranged: Arranged) -> bool:
 PASSES = (
     Pass("modules inlined", lambda arranged: inline_modules(arranged.proto), lambda arranged: arranged.is_step or arranged.python_ops),
     Pass("PythonOps joined", _joined, _could_join, over_ir=True),
+    # A step that was written before exports did so: onnxruntime's CPU loses additions to one place where several threads make them.
+    Pass("added in turn", _in_turn, lambda arranged: arranged.is_step and not arranged.providers, over_ir=True),
     Pass("accelerated", _accelerated, lambda arranged: arranged.is_step, over_ir=True),
     Pass("ordered for memory", _for_memory, lambda arranged: arranged.is_step and not arranged.large, over_ir=True),
     Pass("in the forms of its providers", _in_forms, lambda arranged: bool(arranged.providers), over_ir=True),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import numpy as np
 import onnx
 import onnx.parser
+import onnxruntime
 import pytest
 
 from exporter.runtime.pipeline import PASSES, Arranged, Pass, arrange
@@ -76,3 +78,22 @@ def test_forms_are_for_other_providers(provider, taken):
 
 def test_names_are_ones_own():
     assert len({each.name for each in PASSES}) == len(PASSES)
+
+
+SCATTER = """<ir_version: 8, opset_import: ["": 18], metadata_props: ["pythonop.step": "{}"]>
+    g (float[30,96] x, int64[700,1] i, float[700,96] u) => (float[30,96] y) { y = ScatterND <reduction = "add"> (x, i, u) }"""
+
+
+def test_a_step_of_before_loses_no_additions():
+    """onnxruntime's ScatterND does, where several threads add to one place."""
+    found = arrange(Arranged(onnx.parser.parse_model(SCATTER), accelerate=False))
+    assert [node.op_type for node in found.proto.graph.node] == ["AddRows"]
+    rng = np.random.default_rng(0)
+    x, i, u = rng.standard_normal((30, 96), np.float32), rng.integers(0, 30, (700, 1)), rng.standard_normal((700, 96), np.float32)
+    expected = x.astype(np.float64)
+    np.add.at(expected, i[:, 0], u)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 4
+    session = onnxruntime.InferenceSession(found.proto.SerializeToString(), options)
+    for _ in range(20):
+        np.testing.assert_allclose(session.run(None, {"x": x, "i": i, "u": u})[0], expected, rtol=1e-5, atol=1e-4)
