@@ -136,7 +136,7 @@ def _weight(op: Builder, slide: Windows, large: Value, small: Value, w: Value, g
         return [_weight_in_nodes(inside, here, given[0], given[1], like, group)]
 
     geometry = {"kernel_shape": kernel, "strides": slide.strides, "dilations": slide.dilations, "pads": [*before, *after], "group": [group]}
-    return call(op, "ConvWeight", [large, small], write, **geometry)[0]
+    return call(op, "ConvWeight", [large, small], write, results=[w], **geometry)[0]
 
 
 def _weight_in_nodes(op: Builder, slide: Windows, large: Value, small: Value, w: Value, group: int) -> Value:

@@ -40,7 +40,7 @@ def max_pool(
         back.shape = x.shape
         return [back]
 
-    return call(op, "MaxPoolGrad", [g, indices, op.Shape(x)], write, adds=[int(not apart)])[0]
+    return call(op, "MaxPoolGrad", [g, indices, op.Shape(x)], write, results=[x], adds=[int(not apart)])[0]
 
 
 @gradient("GlobalMaxPool")

@@ -27,7 +27,9 @@ def name_of_call(node: ir.Node) -> str | None:
 Write = Callable[[Builder, Sequence[ir.Value]], Sequence[ir.Value]]
 
 
-def call(op: Builder, name: str, inputs: Sequence[ir.Value], write: Write, **attributes: Sequence[int]) -> list[ir.Value]:
+def call(
+    op: Builder, name: str, inputs: Sequence[ir.Value], write: Write, *, results: Sequence[ir.Value] = (), **attributes: Sequence[int]
+) -> list[ir.Value]:
     """Call a function.
 
     Args:
@@ -35,13 +37,14 @@ def call(op: Builder, name: str, inputs: Sequence[ir.Value], write: Write, **att
         name: What is computed, without an underscore.
         inputs: All that the body reads, of known type and rank.
         write: (an emitter, the values that stand for ``inputs``) -> the results, each made by a node of its own. It may look at sizes: calls whose inputs have
-            the same ones and whose attributes are equal share a function.
+            the same ones and whose attributes are equal share a function, where their results have the same ones, too.
+        results: Values of the sizes of the results, where these do not follow from those of the inputs.
         attributes: What else says what is computed. The body does not read them: who claims the call does.
 
     Returns:
         The results. Their types and shapes are those that ``write`` gave, or else the type of the first input and no shape.
     """
-    sizes = tuple((value.dtype, None if value.shape is None else tuple(map(str, value.shape))) for value in inputs)
+    sizes = tuple((value.dtype, None if value.shape is None else tuple(map(str, value.shape))) for value in (*inputs, *results))
     key = (name, sizes, tuple(sorted((kind, tuple(numbers)) for kind, numbers in attributes.items())))
     functions = op.scope.called
     if key not in functions:
@@ -50,10 +53,10 @@ def call(op: Builder, name: str, inputs: Sequence[ir.Value], write: Write, **att
         functions[key] = _function(op, next(free for free in numbers if free not in taken), inputs, write, attributes)
     function = functions[key]
     made = op.node(function.name, inputs, domain=GRADIENT_DOMAIN, outputs=len(function.outputs), **attributes)
-    results: list[ir.Value] = [made] if len(function.outputs) == 1 else list(made)
-    for result, inner in zip(results, function.outputs, strict=True):
-        result.type, result.shape = inner.type, inner.shape
-    return results
+    given: list[ir.Value] = [made] if len(function.outputs) == 1 else list(made)
+    for value, inner in zip(given, function.outputs, strict=True):
+        value.type, value.shape = inner.type, inner.shape
+    return given
 
 
 def _function(op: Builder, name: str, inputs: Sequence[ir.Value], write: Write, attributes: Iterable[str]) -> ir.Function:

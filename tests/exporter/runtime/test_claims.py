@@ -103,6 +103,27 @@ def test_equal_convolutions_share_a_function_and_others_have_their_own():
     assert len(model.functions) == 2 and {name_of_call(node) for node in calls(model)} == {"ConvWeight"}
 
 
+class Pools(nn.Module):
+    """Two pools whose results have one size, and which read others."""
+
+    def forward(self, x):
+        y = nn.functional.max_pool2d(x, 3, 2, 1)
+        return nn.functional.max_pool2d(y.sin(), 3, 1, 1) * y
+
+
+def test_calls_whose_results_have_other_sizes_share_no_function():
+    module, x = Pools(), torch.randn(2, 3, 14, 14, requires_grad=True)
+    model = exporter.build_gradient_graph(exporter.export(module, (x.detach(),)), wrt=["x"])
+    assert {node.op_type: [*node.outputs[0].shape] for node in calls(model)} == {
+        "MaxPoolGrad": [2, 3, 7, 7], "MaxPoolGrad_2": [2, 3, 14, 14],
+    }  # fmt: skip
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    y = module(x)
+    g = torch.randn_like(y)
+    y.backward(g)
+    np.testing.assert_allclose(gradients(model, x.detach(), g)["x_grad"], x.grad.numpy(), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
 def test_gradients_of_gradients_are_those_of_the_body(dynamo):
     """A graph with calls in it is differentiated again, and names of its functions are not taken twice."""
