@@ -20,7 +20,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from benchmarks._report import Figure, tell
-from symbolics.graph.quick import quicken
+from symbolics.graph.slow_operators import rewrite_slow_operators
 
 #: As written / as it is: what is no quicker takes as long, but for the noise of a shared machine.
 LIMIT = 1.25
@@ -84,7 +84,7 @@ def compared(proto: onnx.ModelProto, feeds: dict[str, np.ndarray], runs: int) ->
         RuntimeError: The two give other results.
     """
     model = ir.from_proto(proto)
-    quicken(model)
+    rewrite_slow_operators(model)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3
     sessions = [

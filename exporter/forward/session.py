@@ -26,7 +26,7 @@ from exporter.forward.portable import StaysOpaque, make_portable
 from exporter.forward.recomputed import warn_of_recomputed
 from exporter.forward.unchanged import attributes_unchanged, unchanged
 from exporter.gradient_graph.inside import expand_gradients
-from exporter.gradient_graph.quick import in_quick_words
+from exporter.gradient_graph.slow_operators import without_slow_operators
 from exporter.train_mode.buffers import add_lost, warn_of_lost
 from symbolics import torch_private as private
 from symbolics.capture.branches import branches_noticed
@@ -229,7 +229,7 @@ def _judged(
         current.program.model.metadata_props[UNCHECKED_KEY] = eager.unchecked
         if eager.failed:
             warn(f"the Functions of the file could not be compared with those of eager mode: {eager.unchecked}.")
-    in_quick_words(current.program.model)
+    without_slow_operators(current.program.model)
     outline_modules(current.program.model)  # last: all else looks at every node
     return result
 

@@ -16,7 +16,7 @@ from exporter.files.proto import reading
 from exporter.gradient_graph.boundary import Boundary
 from exporter.gradient_graph.engine import Engine, Key
 from exporter.gradient_graph.model import own_copy, set_ir_version
-from exporter.gradient_graph.quick import in_quick_words
+from exporter.gradient_graph.slow_operators import without_slow_operators
 from symbolics.errors import ArgumentError
 from symbolics.gradients import RULES, Rule, registry
 from symbolics.gradients.boundaries import BOUNDARIES
@@ -87,7 +87,7 @@ def differentiate(
     given: Collection[str] | None = None,
     presence: dict[str, str] | None = None,
     *,
-    quick: bool = True,
+    final: bool = True,
 ) -> ir.Model:
     """Add the gradient graph to a model of `own_copy`, in place; arguments and errors are those of `build_gradient_graph`.
 
@@ -96,14 +96,14 @@ def differentiate(
         given: The names of the boundary's outputs that have a cotangent; default: all. The forward, and what it leaves for a backward, is the
             same for each such set.
         presence: Gets gradient -> output that says whether it is there, of those that may not be; without it, such a gradient is zeros.
-        quick: Whether the gradient graph is written in the words that onnxruntime is quickest with; not where it is differentiated once more.
+        final: Whether nothing is differentiated behind it: its operators that are slow on onnxruntime's CPU are written in others.
     """
-    before = set(walk(model.graph)) if quick else set()
+    before = set(walk(model.graph)) if final else set()
     build = _Build(model, boundary, overrides)
     with build.explained():
         result = build.run(given, presence)
-    if quick:
-        in_quick_words(result, [node for node in walk(result.graph) if node not in before])
+    if final:
+        without_slow_operators(result, [node for node in walk(result.graph) if node not in before])
     return result
 
 

@@ -17,7 +17,7 @@ from exporter.files.proto import reading
 from exporter.gradient_graph.boundary import Boundary
 from exporter.gradient_graph.build import ModelLike, differentiate
 from exporter.gradient_graph.model import own_copy, set_ir_version
-from exporter.gradient_graph.quick import in_quick_words
+from exporter.gradient_graph.slow_operators import without_slow_operators
 from symbolics.errors import UnsupportedOperatorError
 from symbolics.gradients.tangents import FORWARD, LINEAR, PLACEHOLDER, TRANSPOSED
 from symbolics.graph.builder import Builder
@@ -74,7 +74,7 @@ def build_tangent_graph(model: ModelLike, *, wrt: Iterable[str] | None = None, o
     else:
         tangents.metadata_props[GRADIENTS_KEY] = earlier
     tangents.metadata_props[TANGENTS_KEY] = write_tangents(replace(pairing, unreached=result.unreached))
-    in_quick_words(tangents, [node for node in walk(tangents.graph) if node.name not in forward])
+    without_slow_operators(tangents, [node for node in walk(tangents.graph) if node.name not in forward])
     _import(tangents)
     set_ir_version(tangents)
     return tangents
@@ -108,7 +108,7 @@ def _swept(model: ir.Model, pairing: TangentPairing) -> _Swept:
     """Sweep twice: with respect to what moves, and with respect to the cotangents of that."""
     inputs, outputs = (list(map(name_of, values)) for values in (model.graph.inputs, model.graph.outputs))
     first = _Sweep(model, pairing.inputs, pairing.outputs)
-    gradients = differentiate(model, first, LINEAR, quick=False)
+    gradients = differentiate(model, first, LINEAR, final=False)
     there = _pairing(gradients)
     for value in (o for node in walk(gradients.graph) for o in node.outputs if o.type is None):
         value.shape = None  # onnx_ir writes no shape without a type, and warns of it
@@ -116,7 +116,7 @@ def _swept(model: ir.Model, pairing: TangentPairing) -> _Swept:
         copy = own_copy(gradients)
     second = _Sweep(copy, there.inputs.values(), there.outputs.values(), variable=pairing.inputs)
     try:
-        tangents = differentiate(copy, second, TRANSPOSED, quick=False)
+        tangents = differentiate(copy, second, TRANSPOSED, final=False)
     except UnsupportedOperatorError as error:
         raise UnsupportedOperatorError(f"no forward-mode derivative, which is the gradient of the gradient graph: {error}") from error
     back = _pairing(tangents)

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from exporter.files.program import Program
 from exporter.forward.export import export
 from exporter.forward.inputs import named_tensors
-from exporter.gradient_graph.quick import quickened_later
+from exporter.gradient_graph.slow_operators import slow_operators_stay
 from exporter.training.carried import OURS
 from symbolics.errors import ArgumentError, ExportError, Faq
 from symbolics.node.metadata import read_changes, read_cumulative, read_state, write_changes, write_cumulative, write_state
@@ -121,7 +121,7 @@ class Objective(torch.nn.Module):
         """
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Exporting a model while it is in training mode", UserWarning)
-            with contextlib.nullcontext() if self._made[4] else quickened_later():  # an evaluation is run as it is
+            with contextlib.nullcontext() if self._made[4] else slow_operators_stay():  # an evaluation is run as it is
                 program = export(self, self.args, dynamic_shapes=self.dynamic(dynamic_shapes), **options)
         _rename_state(program.model)
         for node in program.model.graph.all_nodes():

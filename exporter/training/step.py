@@ -25,8 +25,8 @@ from exporter.gradient_graph.boundary import Boundary
 from exporter.gradient_graph.build import differentiate
 from exporter.gradient_graph.inference import infer_shapes
 from exporter.gradient_graph.model import own_copy, remove_marks
-from exporter.gradient_graph.quick import in_quick_words
 from exporter.gradient_graph.recompute import Recompute, checked, recompute as rematerialize
+from exporter.gradient_graph.slow_operators import without_slow_operators
 from exporter.train_mode.batch_norm import batch_statistics
 from exporter.train_mode.dropout import seed_dropout
 from exporter.training.assemble import Assembly
@@ -219,7 +219,7 @@ def export_training_step(
     with without_gc():
         training = own_copy(forward)
         wrt = [name for group in groups for name in group.names]
-        differentiate(training, Boundary(training, wrt, [str(forward.graph.outputs[0].name)]), {}, quick=False)
+        differentiate(training, Boundary(training, wrt, [str(forward.graph.outputs[0].name)]), {}, final=False)
     remove_marks(training)
     if again is not None:
         extra = [name for entry in statistics for name in entry.values] + list(changes_of(training).carried.values())
@@ -228,7 +228,7 @@ def export_training_step(
     assembly = Assembly(training, groups, scaled=scaled, clip_norm=clip_norm, clip_value=clip_value, accumulate=accumulate, ema=ema)
     assembly.run(seed, statistics, names)
     assembly.describe(objective.names, objective.target_names)
-    in_quick_words(assembly.model)
+    without_slow_operators(assembly.model)
     outline_modules(assembly.model)
     return TrainingStep(
         assembly.model,

@@ -64,7 +64,7 @@ def by_rows(op: Builder, node: ir.Node) -> ir.Value | None:
 
 
 def in_turn(op: Builder, node: ir.Node) -> ir.Value | None:
-    """What a ScatterND with a reduction computes, in the words of `add_rows`, with which no addition is lost.
+    """What a ScatterND with a reduction computes, as `add_rows` writes it, with which no addition is lost.
 
     Args:
         op: Takes the nodes.

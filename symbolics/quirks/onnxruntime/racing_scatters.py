@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from symbolics.graph.quick import quicken
+from symbolics.graph.slow_operators import rewrite_slow_operators
 from symbolics.graph.values import attr
 from symbolics.quirks.quirk import Quirk
 
@@ -22,4 +22,4 @@ def scatter_in_turn(model: ir.Model, nodes: list[ir.Node]) -> bool:
     found = [
         node for node in nodes if node.op_type == "ScatterND" and not node.domain and attr(node, "reduction") not in (None, "none", b"none")
     ]
-    return quicken(model, found) > 0 if found else False
+    return rewrite_slow_operators(model, found) > 0 if found else False

@@ -10,7 +10,7 @@ import pytest
 from onnx import helper
 
 import exporter
-from symbolics.graph.quick import quicken
+from symbolics.graph.slow_operators import rewrite_slow_operators
 from symbolics.node.names import ADD_ROWS
 
 _info = helper.make_tensor_value_info
@@ -61,7 +61,7 @@ def test_segment_sums(shape, rows, places, known):
     draw = np.random.default_rng(0)
     declared = (places, rows) if known else ("places", "rows")
     model = _by_elements("ScatterElements", [declared[0], *shape], declared[1], reduction="add")
-    assert quicken(model) == 1
+    assert rewrite_slow_operators(model) == 1
     assert "ScatterElements" not in _operators(model)
     assert (ADD_ROWS in _operators(model)) is not known  # what one thread adds anyway needs no more
     index = draw.integers(-places, places, rows)
@@ -86,11 +86,11 @@ def test_along_any_axis(axis):
     np.add.at(expected, tuple(places), updates)
     declared = [n if place == axis else f"n{place}" for place, n in enumerate(size)]
     model = _by_elements("ScatterElements", declared, "rows", axis, reduction="add")
-    assert quicken(model) == 1
+    assert rewrite_slow_operators(model) == 1
     np.testing.assert_allclose(_run(model, {"x": data, "i": index, "u": updates})(), expected, rtol=1e-5, atol=1e-5)
 
     model = _by_elements("GatherElements", declared, "rows", axis)
-    assert quicken(model) == 1
+    assert rewrite_slow_operators(model) == 1
     assert "GatherElements" not in _operators(model)
     found = _run(model, {"x": data, "i": index, "u": updates})()
     np.testing.assert_array_equal(found, np.take_along_axis(data, whole, axis))
@@ -101,7 +101,7 @@ def test_along_any_axis(axis):
 def test_types(kind, dtype, index_kind):
     draw = np.random.default_rng(0)
     model = _by_elements("ScatterElements", ["places", 70], "rows", kind=kind, index_kind=index_kind, reduction="add")
-    assert quicken(model) == 1
+    assert rewrite_slow_operators(model) == 1
     index = draw.integers(0, 9, 50).astype(np.int32 if index_kind == 6 else np.int64)
     data, updates = draw.integers(-9, 9, (9, 70)).astype(dtype), draw.integers(-9, 9, (50, 70)).astype(dtype)
     expected = data.copy()
@@ -118,13 +118,13 @@ def test_types(kind, dtype, index_kind):
 )
 def test_scatters_that_stay(data, rows, attributes):
     model = _by_elements("ScatterElements", data, rows, **attributes)
-    assert quicken(model) == 0
+    assert rewrite_slow_operators(model) == 0
 
 
 def test_an_index_of_elements_stays():
     inputs = [_info("x", 1, [5, 20]), _info("i", 7, ["rows", 20]), _info("u", 1, ["rows", 20])]
     scatter = helper.make_node("ScatterElements", ["x", "i", "u"], ["y"], axis=0, reduction="add")
-    assert quicken(_model([scatter], inputs, 2)) == 0
+    assert rewrite_slow_operators(_model([scatter], inputs, 2)) == 0
 
 
 def test_a_shorter_row_stays():
@@ -134,7 +134,7 @@ def test_a_shorter_row_stays():
         helper.make_node("ScatterElements", ["x", "index", "u"], ["y"], axis=0, reduction="add"),
     ]
     inputs = [_info("x", 1, [5, 20]), _info("thin", 7, [3, 1]), _info("u", 1, [3, 10])]
-    assert quicken(_model(nodes, inputs, 2, [("size", [3, 10])])) == 0
+    assert rewrite_slow_operators(_model(nodes, inputs, 2, [("size", [3, 10])])) == 0
 
 
 def _additions(depth, data, updates, indices=None, reduction="add"):
@@ -151,7 +151,7 @@ def test_no_thread_loses_what_another_adds(threads):
     """onnxruntime's own ScatterND does: this is wrong in one run of four with two threads."""
     draw = np.random.default_rng(0)
     model = _additions(1, ["places", 2560], ["rows", 2560])
-    assert quicken(model) == 1
+    assert rewrite_slow_operators(model) == 1
     index = draw.integers(0, 64, 836)
     run = _run(model, {"x": np.zeros((64, 2560), np.float32), "i": index[:, None], "u": np.ones((836, 2560), np.float32)}, threads)
     for _ in range(20):
@@ -176,7 +176,7 @@ def test_additions_at_places_of_several_axes(depth, data, batch, known):
     names = batch if known else [f"b{n}" for n in range(len(batch))]
     model = _additions(depth, declared, [*names, *declared[depth:]])
     one_thread = known and np.prod([*batch, *data[depth:]]) * 4 <= 2**17
-    assert quicken(model) == (not one_thread)
+    assert rewrite_slow_operators(model) == (not one_thread)
     x, u = draw.standard_normal(data).astype(np.float32), draw.standard_normal((*batch, *data[depth:])).astype(np.float32)
     index = np.stack([draw.integers(-n, n, batch) for n in data[:depth]], -1)
     expected = x.astype(np.float64)
@@ -191,7 +191,7 @@ def test_other_reductions(reduction, ufunc):
     for depth, data, batch in ((1, (7, 30), (50,)), (2, (4, 5, 20), (30, 2)), (2, (4, 5), (60,))):
         names = [f"d{n}" for n in range(len(data))]
         model = _additions(depth, names, [*(f"b{n}" for n in range(len(batch))), *names[depth:]], reduction=reduction)
-        assert quicken(model) == 1
+        assert rewrite_slow_operators(model) == 1
         assert "ScatterND" not in _operators(model)
         x, u = draw.standard_normal(data).astype(np.float32), draw.standard_normal((*batch, *data[depth:])).astype(np.float32)
         index = np.stack([draw.integers(-n, n, batch) for n in data[:depth]], -1)
@@ -202,14 +202,14 @@ def test_other_reductions(reduction, ufunc):
 
 def test_places_that_are_written_to_once_stay():
     once, twice = [[0], [2], [-2]], [[0], [2], [-3]]
-    assert quicken(_additions(1, [5, 100000], [3, 100000], once)) == 0
-    assert quicken(_additions(1, [5, 100000], [3, 100000], twice)) == 1
+    assert rewrite_slow_operators(_additions(1, [5, 100000], [3, 100000], once)) == 0
+    assert rewrite_slow_operators(_additions(1, [5, 100000], [3, 100000], twice)) == 1
 
 
 def test_the_gradient_of_an_addition():
     """A file with the function in it is differentiated: the cotangent goes to the data, its rows to the rows."""
     model = _additions(1, ["places", 70], ["rows", 70])
-    quicken(model)
+    rewrite_slow_operators(model)
     training = exporter.build_gradient_graph(ir.to_proto(model), wrt=["x", "u"])
     draw = np.random.default_rng(0)
     index, g = draw.integers(0, 6, (50, 1)), draw.standard_normal((6, 70)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Operators that are slow on onnxruntime's CPU, or wrong with several threads, in other words of standard ONNX: `quicken` goes over a finished model.
+"""Operators that are slow on onnxruntime's CPU, or wrong with several threads: other standard operators in their place.
 
 Every runtime reads what it writes. It stands last, behind all gradients: those of an Einsum are Einsums, which are written as well as it.
 """
@@ -20,9 +20,9 @@ from symbolics.graph.scope import Scope, free_prefix
 from symbolics.graph.walk import remove_unread, unread, walk
 from symbolics.node.names import ROWS_DOMAIN
 
-__all__ = ["SLOW", "quicken"]
+__all__ = ["SLOW", "rewrite_slow_operators"]
 
-#: Operator -> what writes one in other words, or returns None where it is as quick as they are.
+#: Operator -> what writes others in its place, or returns None where it is as fast as they are.
 SLOW: dict[str, Callable[[Builder, ir.Node], ir.Value | None]] = {
     "Einsum": contract,
     "ScatterElements": by_rows,
@@ -33,8 +33,8 @@ SLOW: dict[str, Callable[[Builder, ir.Node], ir.Value | None]] = {
 _FROM_OPSET = 16  # a Scatter with a reduction, a Shape of some axes
 
 
-def quicken(model: ir.Model, nodes: Collection[ir.Node] | None = None) -> int:
-    """Write the operators of `SLOW` in other words, in place, and what two of the new nodes compute once.
+def rewrite_slow_operators(model: ir.Model, nodes: Collection[ir.Node] | None = None) -> int:
+    """Put other operators in the place of those of `SLOW`, in place; what two of the new nodes compute alike is computed once.
 
     Args:
         model: With types and shapes of its values, as far as they are known: what they do not prove stays.

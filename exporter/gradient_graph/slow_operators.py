@@ -1,4 +1,4 @@
-"""Models in the words that onnxruntime's CPU is quickest with, once they are whole (`symbolics.graph.quick` has the passes)."""
+"""Operators that are slow on onnxruntime's CPU become others, once a model is whole; `symbolics.graph.slow_operators` has which."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Collection, Iterator
 import onnx_ir as ir
 
 from exporter.gradient_graph.inference import infer_shapes
-from symbolics.graph.quick import SLOW, quicken
+from symbolics.graph.slow_operators import SLOW, rewrite_slow_operators
 from symbolics.graph.walk import walk
 
-__all__ = ["in_quick_words", "quickened_later"]
+__all__ = ["slow_operators_stay", "without_slow_operators"]
 
 _later = contextvars.ContextVar("later", default=False)
 
 
 @contextlib.contextmanager
-def quickened_later() -> Iterator[None]:
-    """What is exported in this block is differentiated before anybody runs it: gradients are made of the operators as they are."""
+def slow_operators_stay() -> Iterator[None]:
+    """In this block, exports leave slow operators as they are: what they make is differentiated before anybody runs it."""
     token = _later.set(True)
     try:
         yield
@@ -27,8 +27,8 @@ def quickened_later() -> Iterator[None]:
         _later.reset(token)
 
 
-def in_quick_words(model: ir.Model, nodes: Collection[ir.Node] | None = None) -> None:
-    """Write slow operators of a model in other words, in place.
+def without_slow_operators(model: ir.Model, nodes: Collection[ir.Node] | None = None) -> None:
+    """Put faster operators in the place of slow ones, in place.
 
     Args:
         model: A model that is whole: no gradient is to be made of it here.
@@ -39,4 +39,4 @@ def in_quick_words(model: ir.Model, nodes: Collection[ir.Node] | None = None) ->
         return
     if any(value is not None and (value.type is None or value.shape is None) for node in slow for value in node.inputs):
         infer_shapes(model, only_where_missing=True)
-    quicken(model, nodes)
+    rewrite_slow_operators(model, nodes)
