@@ -78,7 +78,7 @@ def _by_elements(op_type: str, rows: int, length: int, count: int) -> onnx.Model
 
 
 def compared(proto: onnx.ModelProto, feeds: dict[str, np.ndarray], runs: int) -> tuple[float, float, str]:
-    """Milliseconds of a model as it is and in quick words, and the operators of the latter.
+    """Milliseconds of a model as it is and without slow operators, and the operators of the latter.
 
     Raises:
         RuntimeError: The two give other results.
