@@ -110,7 +110,7 @@ def _check(part: ast.AST) -> None:
         return
     allowed: Iterable[type] = (ast.Name, ast.Load, ast.BinOp, ast.UnaryOp, ast.USub, ast.UAdd, *_BINARY)
     if not isinstance(part, tuple(allowed)):
-        raise ValueError(f"it has a {type(part).__name__}")
+        raise ValueError(f"{type(part).__name__} is no part of it")
 
 
 def _compute(op: str, one: Any, other: Any, text: str) -> Any:
