@@ -38,7 +38,7 @@ SANITIZED = 77  # how a sanitizer ends a process (Makefile, asan)
 HANGS = 40  # by the clock, and three times what the model's size allows
 MEMORY = 1024  # MiB that one case may take, ours
 ADDRESSES = 3 << 30  # bytes of addresses that a child may have beyond those of its start
-BATCH = 25
+BATCH = 5  # cases of a child: some leave a gigabyte of addresses behind, and a child has to have some left to start a thread
 
 
 @dataclass
