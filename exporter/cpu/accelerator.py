@@ -19,7 +19,7 @@ from exporter.cpu.pools import max_pool_grad, pool_at_once
 from exporter.cpu.products import multiply_few_windows
 from exporter.cpu.recurrences import RECURRENCES
 from exporter.cpu.weights import conv_weight
-from exporter.runtime.accelerate import CONV_WEIGHT_GRAD, Optimized, Part, Request
+from exporter.runtime.accelerate import Optimized, Part, Request
 from exporter.runtime.claims import Claim, claim
 from exporter.runtime.facts import ShapeAndType, find_facts
 from exporter.runtime.providers import is_cpu_alone
@@ -86,7 +86,7 @@ class CpuAccelerator:
     @property
     def own_gradients(self) -> frozenset[str]:
         """The gradients of convolutions for their weights, where the processor is quick at them."""
-        return frozenset([CONV_WEIGHT_GRAD] if has_wide_vectors() else [])
+        return frozenset(["ConvWeight"] if has_wide_vectors() else [])
 
     def takes(self, providers: Sequence[Any]) -> bool:
         """Whether these are the CPU's alone."""

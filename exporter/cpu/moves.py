@@ -14,10 +14,10 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
+from exporter.cpu.moved import MOST_AXES, MOVES, Views
 from exporter.cpu.operators import DOMAIN
+from exporter.cpu.views import FAR, View
 from exporter.runtime.facts import ShapeAndType
-from exporter.runtime.moved import MOST_AXES, MOVES, Views
-from exporter.runtime.views import FAR, View
 from symbolics.graph.copies import replace
 from symbolics.graph.emitter import Emitter
 from symbolics.graph.scope import Scope, free_prefix

@@ -17,16 +17,17 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
+from exporter.cpu.moved import FLOATS, MOST_AXES
 from exporter.cpu.moves import rearranged
 from exporter.cpu.operators import DOMAIN, has_wide_vectors
-from exporter.runtime.accelerate import CONV_WEIGHT_GRAD
+from exporter.cpu.views import FAR, Axis, View
 from exporter.runtime.claims import ConvWeight
 from exporter.runtime.facts import ShapeAndType
-from exporter.runtime.moved import FLOATS, MOST_AXES
-from exporter.runtime.views import FAR, Axis, View
 from symbolics.graph.emitter import Emitter
 
-__all__ = ["conv_weight"]
+__all__ = ["CONV_WEIGHT_GRAD", "conv_weight"]
+
+CONV_WEIGHT_GRAD = "ConvWeightGrad"
 
 _MOST_KERNEL, _MOST_STRIDE, _MOST_DILATION = 64, 16, 64  # no more than in native/convolution.c
 _MOST_WIDE = 512  # windows of a row: longer ones fill the caches

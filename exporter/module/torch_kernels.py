@@ -20,7 +20,6 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from exporter.runtime.accelerate import CONV_WEIGHT_GRAD
 from exporter.runtime.added_calls import add_call
 from exporter.runtime.link import LINKED
 from symbolics.errors import RunError
@@ -231,7 +230,7 @@ def are_worth_it(model: ir.Model, own_gradients: Collection[str]) -> bool:
     """
     nodes = [node for node in model.graph if node.domain == ""]
     dense = [node for node in nodes if node.op_type == "Conv" and attr(node, "group", 1) == 1]
-    if CONV_WEIGHT_GRAD in own_gradients and all(_is_of_images(node) for node in dense):
+    if "ConvWeight" in own_gradients and all(_is_of_images(node) for node in dense):
         return False
     own = len(dense) + sum(node.op_type == "BatchNormalization" for node in nodes)
     return own >= sum(node.op_type in ("MatMul", "Gemm") for node in nodes)

@@ -47,6 +47,11 @@ class Grid:
     floats: int = 0
     moved: int = 0
 
+    @property
+    def values(self) -> np.ndarray:
+        """What the levels stand for, in float32."""
+        return ((np.arange(self.low, self.high + 1) - self.zero).astype(np.float32) * self.scale).astype(np.float32)
+
 
 @dataclass(frozen=True)
 class WeightGrid:

@@ -147,7 +147,7 @@ def verify_quantized(
         if value is None or source is None:
             absent.append(name)
             continue
-        record = next((r for v, r in prepared.declared.items() if v is quantizer.result), None)
+        record = prepared.declared.get(quantizer.result)
         found[name] = _compared(
             function_of(prepared.model, constants, quantizer),
             _first(compiled(whole, [source], [value])),
@@ -182,8 +182,7 @@ def _source(value: ir.Value) -> ir.Value | None:
 
 def _compared(function: Any, integers: Any, quantizer: Quantizer, beside: int) -> Thresholds:
     grid = quantizer.grid
-    levels = ((np.arange(grid.low, grid.high + 1) - grid.zero).astype(np.float32) * grid.scale).astype(np.float32)
-    one, other = (thresholds(each, levels) for each in (function, integers))
+    one, other = (thresholds(each, grid.values) for each in (function, integers))
     apart = np.abs(one - other)
     share = np.abs(number_of(one).astype(np.float64) - number_of(other)).max(initial=0.0) / float(grid.scale)
     return Thresholds(len(apart), int((apart > 0).sum()), int(apart.max(initial=0)) + beside, float(share))

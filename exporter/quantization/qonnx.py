@@ -196,13 +196,12 @@ def _activation(scope: Scope, quantizer: Quantizer, function: Any) -> QonnxQuant
 
 def _apart(grid: Grid, function: Any, zero: int) -> np.ndarray:
     """By how many float32 numbers each threshold of what is written, as the definition computes it, is away from the model's."""
-    levels = ((np.arange(grid.low, grid.high + 1) - grid.zero).astype(np.float32) * grid.scale).astype(np.float32)
 
     def written(x: np.ndarray) -> np.ndarray:
         q = np.rint(np.clip(x / grid.scale + np.float32(zero), grid.low - grid.zero + zero, grid.high - grid.zero + zero))
         return np.asarray((q - np.float32(zero)) * grid.scale, np.float32)
 
-    return np.abs(thresholds(function, levels) - thresholds(written, levels))
+    return np.abs(thresholds(function, grid.values) - thresholds(written, grid.values))
 
 
 def _two_levels(scope: Scope, source: ir.Value, result: ir.Value, scale: np.float32) -> QonnxQuantizer:

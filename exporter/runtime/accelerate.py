@@ -17,13 +17,10 @@ import onnx_ir as ir
 
 from exporter.runtime.facts import ShapeAndType
 
-__all__ = ["CONV_WEIGHT_GRAD", "GUESTS", "Accelerator", "Optimized", "Request", "Update", "accelerator"]
+__all__ = ["GUESTS", "Accelerator", "Optimized", "Request", "Update", "accelerator"]
 
 #: The modules that have an ``ACCELERATOR``. Only the first that takes a session's providers is asked: another one for the CPU goes in front.
 GUESTS = ["exporter.cpu.accelerator"]
-
-#: The gradient of a convolution for its weights, in `Accelerator.own_gradients`.
-CONV_WEIGHT_GRAD = "ConvWeightGrad"
 
 #: "0": no accelerator, in the whole process.
 _SWITCH = "PYTHONOP_ACCELERATE"
@@ -77,8 +74,8 @@ class Accelerator(Protocol):
 
     Attributes:
         library: The custom-op library that has its operators; None where it needs none.
-        own_gradients: Those of the gradients which `load` leaves to torch's kernels that it computes as fast (`CONV_WEIGHT_GRAD` is the only
-            one); mostly none. What it computes is up to `optimize` alone.
+        own_gradients: The named gradients (`symbolics.graph.named`) that `load` would leave to torch's kernels and that it computes as fast:
+            ``"ConvWeight"``, or none. What it computes is up to `optimize` alone.
     """
 
     library: Path | None

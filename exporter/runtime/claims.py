@@ -33,9 +33,12 @@ def claim(model: ir.Model, claims: Mapping[str, Claim]) -> int:
     """
     facts: dict[ir.Value, ShapeAndType] = {}
     wanted = [node for node in walk(model.graph) if name_of_call(node) in claims]
+    if not wanted:
+        write_out(model)
+        return 0
     if any(value is not None and fact_of(value, facts)[0] is None for node in wanted for value in node.inputs):
         find_facts(model, facts)
-    scope, before = Scope(free_prefix(model.graph, "claimed/") if wanted else "", lambda value: False), unread(model.graph)
+    scope, before = Scope(free_prefix(model.graph, "claimed/"), lambda value: False), unread(model.graph)
     claimed = 0
     for node in wanted:
         op = Emitter(scope)

@@ -113,9 +113,9 @@ def _could_join(arranged: Arranged) -> bool:
 
 
 def _in_turn(arranged: Arranged) -> bool:
-    from symbolics.graph.slow_operators import rewrite_slow_operators
+    from symbolics.graph.slow_operators import scatter_in_turn
 
-    return rewrite_slow_operators(arranged.model, [node for node in arranged.model.graph if node.op_type == "ScatterND"]) > 0
+    return scatter_in_turn(arranged.model, arranged.model.graph)
 
 
 def _accelerated(arranged: Arranged) -> bool:

@@ -66,7 +66,7 @@ def gemm(
 @gradient("Einsum")
 def einsum(op: Builder, g: Value, *xs: Value, node: ir.Node, equation: str) -> Grads:
     """The gradient of an operand is the einsum of the others and g to its subscripts."""
-    given = [*equation.split(","), *[""] * len(xs)]
+    given = [*equation.partition("->")[0].split(","), *[""] * len(xs)]
     ranks = [op.rank(node, x) if "..." in term else rank_of(x) for x, term in zip(xs, given)]
     terms, output = subscripts(node, ranks, equation)
     full: dict[str, Any] = {}  # letter -> dim, the largest where an operand has 1

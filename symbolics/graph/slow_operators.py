@@ -5,7 +5,7 @@ Every runtime reads what it writes. It stands last, behind all gradients: those 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 import onnx_ir as ir
 from onnx_ir.passes.common import CommonSubexpressionEliminationPass
@@ -17,10 +17,11 @@ from symbolics.graph.copies import replace
 from symbolics.graph.row_sums import function_of_rows
 from symbolics.graph.rows import by_rows, in_turn
 from symbolics.graph.scope import Scope, free_prefix
+from symbolics.graph.values import attr
 from symbolics.graph.walk import remove_unread, unread, walk
 from symbolics.node.names import ROWS_DOMAIN
 
-__all__ = ["SLOW", "rewrite_slow_operators"]
+__all__ = ["SLOW", "rewrite_slow_operators", "scatter_in_turn"]
 
 #: Operator -> what writes others in its place, or returns None where it is as fast as they are.
 SLOW: dict[str, Callable[[Builder, ir.Node], ir.Value | None]] = {
@@ -69,3 +70,13 @@ def rewrite_slow_operators(model: ir.Model, nodes: Collection[ir.Node] | None = 
         if nodes is None and not any(map(is_boundary, walk(graph))):  # what two functions compute stays in each
             CommonSubexpressionEliminationPass()(model)
     return count
+
+
+def scatter_in_turn(model: ir.Model, nodes: Iterable[ir.Node]) -> bool:
+    """Put in the place of each ScatterND with a reduction what loses no addition; files of before, and of other exporters, have some.
+
+    Returns:
+        Whether there were any.
+    """
+    found = [node for node in nodes if node.op_type == "ScatterND" and attr(node, "reduction") not in (None, "none")]
+    return bool(found) and rewrite_slow_operators(model, found) > 0

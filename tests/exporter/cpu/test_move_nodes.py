@@ -11,7 +11,7 @@ import pytest
 
 from exporter.cpu.moves import REARRANGE
 from exporter.cpu.operators import DOMAIN
-from exporter.runtime.views import Axis, View, in_turn
+from exporter.cpu.views import Axis, View, in_turn
 from symbolics.errors import RunError
 from tests.exporter.cpu.support import inference_session
 

@@ -14,8 +14,8 @@ from torch import nn
 import exporter
 from exporter.cpu import weights
 from exporter.cpu.operators import DOMAIN
+from exporter.cpu.weights import CONV_WEIGHT_GRAD
 from exporter.errors import PythonopError
-from exporter.runtime.accelerate import CONV_WEIGHT_GRAD
 from exporter.training.trainer import Trainer
 from tests.exporter.cpu.support import claim_gradients, inference_session, session_options
 from tests.exporter.cpu.test_moves import GEOMETRIES, _conv

@@ -93,13 +93,8 @@ class NewStyle(torch.autograd.Function):
         return grad, None
 
 
-class Wrong(Opaque):
+class Wrong(Lsq):
     """Declared otherwise in each test."""
-
-    @staticmethod
-    def forward(ctx, x, s, low, high):
-        _look(ctx, x, 3)
-        return torch.clamp(torch.round(x / s), low, high) * s
 
 
 class Statistics(Opaque):

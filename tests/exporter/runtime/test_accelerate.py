@@ -38,6 +38,15 @@ def net():
     return Net()
 
 
+def _alone(monkeypatch, guest):
+    """Let a guest be the only one."""
+    module = types.ModuleType("guest_of_a_test")
+    module.ACCELERATOR = guest
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(accelerate, "GUESTS", [module.__name__])
+    monkeypatch.delenv("PYTHONOP_ACCELERATE", raising=False)
+
+
 @pytest.fixture
 def guest(monkeypatch):
     """An accelerator that changes nothing, and what it was asked."""
@@ -53,11 +62,7 @@ def guest(monkeypatch):
             asked.append(request)
             return Optimized(0)
 
-    module = types.ModuleType("guest_of_a_test")
-    module.ACCELERATOR = Guest()
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(accelerate, "GUESTS", [module.__name__])
-    monkeypatch.delenv("PYTHONOP_ACCELERATE", raising=False)
+    _alone(monkeypatch, Guest())
     return asked
 
 
@@ -91,11 +96,7 @@ class NumpyAccelerator:
 
 
 def test_one_that_computes_an_operator_with_numpy(monkeypatch):
-    module = types.ModuleType("guest_of_numpy")
-    module.ACCELERATOR = NumpyAccelerator()
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(accelerate, "GUESTS", [module.__name__])
-    monkeypatch.delenv("PYTHONOP_ACCELERATE", raising=False)
+    _alone(monkeypatch, NumpyAccelerator())
     monkeypatch.setattr(NumpyMish, "ran", 0)
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(3, 4), nn.Mish()), torch.randn(2, 3)
@@ -121,7 +122,7 @@ class WeightGradient(torch.autograd.Function):
 class TorchAccelerator:
     """Computes the gradients of convolutions for their weights with torch: claimed by name."""
 
-    library, own_gradients = None, frozenset([accelerate.CONV_WEIGHT_GRAD])
+    library, own_gradients = None, frozenset(["ConvWeight"])
 
     def takes(self, providers):
         return not providers
@@ -141,11 +142,7 @@ class TorchAccelerator:
 
 
 def test_one_that_claims_a_gradient_by_its_name(monkeypatch):
-    module = types.ModuleType("guest_of_torch")
-    module.ACCELERATOR = TorchAccelerator()
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(accelerate, "GUESTS", [module.__name__])
-    monkeypatch.delenv("PYTHONOP_ACCELERATE", raising=False)
+    _alone(monkeypatch, TorchAccelerator())
     monkeypatch.setattr(WeightGradient, "ran", 0)
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 2, 3, stride=2, padding=1)), torch.randn(2, 3, 9, 9)

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from exporter.cpu.views import FAR, View
 from exporter.runtime.facts import ShapeAndType, fact_of
-from exporter.runtime.views import FAR, View
 from symbolics.graph.values import attr, fixed_array
 
 __all__ = ["FLOATS", "MOST_AXES", "MOVES", "Views"]
