@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from exporter.training.step import export_training_step
+from symbolics.node.names import GRADIENT_DOMAIN
 from tests.exporter.training.javascript import (
     Spiking,
     artifacts,
@@ -48,7 +49,8 @@ def test_node_trains_as_python_does(tmp_path):
         network(), batches[0][:1], loss=F.cross_entropy, targets=batches[0][1:], optimizer="adamw", hyperparameters={"lr": 0.01}
     )
     losses = _node(tmp_path, step, batches)
-    assert {node.domain for node in onnx.load(tmp_path / "step.onnx").graph.node} == {""}
+    model = onnx.load(tmp_path / "step.onnx")
+    assert {node.domain for part in (model.graph, *model.functions) for node in part.node} == {"", GRADIENT_DOMAIN}
     expected, _ = run(step, batches)
     assert len(losses) == 30
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
