@@ -32,21 +32,23 @@ def say_of_open_axes(model: ir.Model, trace: Trace, examples: Mapping[tuple[str,
         if value.name == name
         for dim in _named(value, [axis])
     }
-    kept = [graph.outputs.pop() for _ in trace.numbers][::-1]
+    kept = [graph.outputs.pop() for _ in trace.sizes.numbers][::-1]
     behind = [_sizes_behind(size) for size in kept]
     changing = _changing(model, [size for size, names in zip(kept, behind, strict=True) if not names <= opened.keys()], opened)
     said = set[str]()
-    for size, names, number in zip(kept, behind, trace.numbers, strict=True):
+    for size, names, number in zip(kept, behind, trace.sizes.numbers, strict=True):
         axes = names & opened.keys() or (_open_before(size) & opened.keys() if size in changing else set())
         if axes and number.place not in said:
             said.add(number.place)
             where, axis = f"{number.how} {number.place}", min(axes)
             warn(_of_parts(where, axis, number.parts) if number.parts else _of_number(where, axis))
-    heard = {shape.inputs[0] for size, number in zip(kept, trace.numbers, strict=True) if number.parts for shape in _shapes_behind(size)}
+    heard = {
+        shape.inputs[0] for size, number in zip(kept, trace.sizes.numbers, strict=True) if number.parts for shape in _shapes_behind(size)
+    }
     for axis, parts in dict.fromkeys(_splits(graph, opened, heard)):
         warn(_of_parts("the model", axis, parts))
     _remove(graph, kept)
-    trace.numbers = []
+    trace.sizes.numbers = []
 
 
 def _of_parts(where: str, axis: str, parts: int) -> str:

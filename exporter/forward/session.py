@@ -107,7 +107,7 @@ def capturing(
     recorder = active_recorder()
     assert recorder is not None
     with contextlib.ExitStack() as stack:
-        capture = recorder.begin(model)
+        capture = recorder.begin(model, traced=not dynamo)
         if isinstance(model, torch.nn.Module):
             stack.enter_context(marking(model, keywords, constants))
             for seen_as in TRACED:

@@ -31,7 +31,7 @@ from symbolics.capture.buffers import Buffers
 from symbolics.capture.marks import differentiable_inputs
 from symbolics.capture.recorder import active_recorder
 from symbolics.capture.torch_calls import holds_tensor
-from symbolics.capture.torchscript import symbolics_registered
+from symbolics.capture.trace.symbolics import symbolics_registered
 from symbolics.errors import ArgumentError
 from symbolics.graph.collector import without_gc
 from symbolics.node.dtypes import onnx_type
@@ -152,30 +152,14 @@ def _translate_torchscript(
     with (
         capturing(current, model, False, keywords, constants) as recorder,
         Kept(*(module._buffers for module in model.modules())) as kept,
-        all_buffers_named(model, named, recorder.capture.trace.pairs if recorder.chosen.calls.items else None),
-        symbolics_registered(opset or 9),
     ):
         trace = recorder.capture.trace
+        assert trace is not None
         examples = dynamic_sizes((args, keywords), options["input_names"], options.get("dynamic_axes"))
-        trace.dynamic = set(examples.values())
+        trace.sizes.dynamic = set(examples.values())
         trace.state = named
-        # No parameter data: finish() has it at hand. A large model would pass protobuf's 2 GiB for nothing.
-        draft = io.BytesIO()
-        # Inputs of the graph are what torch's passes leave alone; finish() makes them initializers again.
-        try:
-            original(
-                model,
-                args,
-                draft,
-                do_constant_folding=False,
-                export_params=False,
-                keep_initializers_as_inputs=True,
-                **options,
-            )
-        except RuntimeError as error:
-            if str(error).startswith("number of output names"):
-                raise ArgumentError(f"output_names: {error}") from error
-            raise
+        with all_buffers_named(model, named, trace.pairs if recorder.chosen.calls.items else None), symbolics_registered(opset or 9, trace):
+            draft = _draft(original, model, args, options)
         recorder.capture.missed |= {name for name, buffer in model.named_buffers() if kept.has_changed(buffer)}
         translated = _read(draft, options)
         say_of_open_axes(translated, trace, examples)
@@ -185,6 +169,19 @@ def _translate_torchscript(
         finish(translated, recorder, state, optimize=bool(optimize))
         check_output_names(options.get("output_names"), translated, options["input_names"] or ())
         current.program = Program(translated, dict(recorder.capture.inlined))
+
+
+def _draft(original: Any, model: Any, args: Any, options: dict[str, Any]) -> io.BytesIO:
+    """What torch's exporter writes, without the parameters' data: finish() has it at hand, and a large model would pass protobuf's 2 GiB for nothing."""
+    draft = io.BytesIO()
+    # Inputs of the graph are what torch's passes leave alone; finish() makes them initializers again.
+    try:
+        original(model, args, draft, do_constant_folding=False, export_params=False, keep_initializers_as_inputs=True, **options)
+    except RuntimeError as error:
+        if str(error).startswith("number of output names"):
+            raise ArgumentError(f"output_names: {error}") from error
+        raise
+    return draft
 
 
 def infer_node(current: Hook, original: Any, node: Any, *args: Any) -> None:

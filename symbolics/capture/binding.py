@@ -12,11 +12,12 @@ import torch
 
 from symbolics import torch_private as private
 from symbolics.capture.outputs import sizes_of
+from symbolics.capture.trace.sizes import is_traced_size
 from symbolics.errors import ExportError, Faq
 from symbolics.node.containers import Slot, fill
 from symbolics.node.torch_arguments import PartialSize
 
-__all__ = ["Slots", "bind", "has_setup_context", "is_traced_size"]
+__all__ = ["Slots", "bind", "has_setup_context"]
 
 
 def has_setup_context(cls: Any) -> bool:
@@ -153,20 +154,3 @@ class Slots:
                 raise ExportError(
                     f"argument {argument} is not a dense tensor ({value.layout}): convert it before the call, or inline the Function"
                 )
-
-
-def is_traced_size(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is an int of the user's code: torch.jit.trace makes x.shape[0] a 0-d tensor."""
-    if not private.is_tracing() or tensor.dim() != 0 or tensor.dtype != torch.int64:
-        return False
-    pending, sizes = [private.traced_producer(tensor)], 0
-    while pending:
-        node = pending.pop()
-        kind = node.kind()
-        if kind == "prim::NumToTensor":
-            sizes += 1
-        elif kind.startswith("aten::") and node.outputsSize() == 1 and node.inputsSize():
-            pending.extend(value.node() for value in node.inputs())
-        elif kind != "prim::Constant":
-            return False
-    return sizes > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
@@ -48,7 +49,7 @@ class Capture:
         placed: The node of each call in the finished model.
         untranslated: The names of torch's own operators that were called and have no translation, in a trace.
         translated: Where an operator that the exporter translates was called first, by its name.
-        trace: What a trace takes beside.
+        trace: The trace of torch.jit, None under torch.export.
         flags, held: The requires_grad flags that the forward has taken away; its parameters and buffers, wherever they are held.
         branches: The lines of branches that a size decides, of which it has been said.
     """
@@ -76,6 +77,11 @@ class Capture:
     placed: dict[Any, Record] = field(default_factory=dict)
     translated: dict[str, tuple[str, str]] = field(default_factory=dict)
     untranslated: dict[str, None] = field(default_factory=dict)
-    trace: Trace = field(default_factory=Trace)
+    trace: Trace | None = None
     flags: Flags = field(default_factory=lambda: Flags(torch.Tensor.clone))
     held: Held = field(default_factory=Held)
+
+    @property
+    def dynamic(self) -> Collection[int]:
+        """Example sizes of the dimensions that are declared dynamic, in a trace; none under torch.export, whose sizes are symbols."""
+        return () if self.trace is None else self.trace.sizes.dynamic

@@ -129,7 +129,7 @@ class _Call:
             private.is_tracing() and tensor.is_floating_point()
         ):  # torch.export says it itself; an integer may be of another type after translation
             with private.paused_capture():
-                sizes = tuple(tensor.shape) if not self._recorder.capture.trace.dynamic else (None,) * tensor.dim()
+                sizes = tuple(tensor.shape) if not self._recorder.capture.dynamic else (None,) * tensor.dim()
             edge = replace(edge, type=onnx_type(tensor.dtype), shape=sizes)
         return edge.text
 

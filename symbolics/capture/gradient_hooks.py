@@ -21,6 +21,7 @@ from symbolics import torch_private as private
 from symbolics.capture.gradient_ops import is_pin
 from symbolics.capture.inlining import closed_over
 from symbolics.capture.opaque_op import record_of
+from symbolics.capture.trace.hooks import read_through
 from symbolics.errors import ExportError
 from symbolics.node.arguments import encode
 from symbolics.node.containers import Slot, fill
@@ -172,9 +173,6 @@ def _changes_by(instruction: dis.Instruction) -> bool:
 # -------------------------------------------------------------------------------------------- readers read the hooks
 
 
-_VARIABLE = "pythonop::variable"
-
-
 def unhook(hooked: Iterable[HookedTensor]) -> None:
     """End a capture's forward: forget the hooks that were removed, and let the readers of TorchScript's trace read the others."""
     by_value: dict[str, list[HookedTensor]] = {}
@@ -184,59 +182,8 @@ def unhook(hooked: Iterable[HookedTensor]) -> None:
         if each.value is not None and not each.removed:
             by_value.setdefault(each.value.debugName(), []).append(each)
     for group in by_value.values():  # a gradient with respect to a tensor is what its hooks make of it: what pins it stands before them
-        _read_through_traced(sorted(group, key=lambda each: each.key is None))
-
-
-def _read_through_traced(group: list[HookedTensor]) -> None:
-    value, ends = group[0].value, [private.traced_value(each.result) for each in group]
-    calls = [_way(end, value) for end in ends]
-    fed = [use.user for use in value.uses() if use.user.kind() == _VARIABLE and use.offset == 2]
-    value.replaceAllUsesWith(ends[0])
-    for node in fed:  # what feeds a variable stays in front of all else
-        node.replaceInput(2, value)
-    for each in group:
-        if private.traced_value(each.tensor).debugName() == value.debugName():
-            private.set_traced_value(each.tensor, ends[0])
-    below = value
-    for end, nodes in reversed(list(zip(ends, calls, strict=True))):  # the hook that came first runs first
-        for node in nodes:
-            node.replaceInputWith(ends[0], below)
-        below = end
-    place, moved = value.node(), {_identity(node) for nodes in calls for node in nodes}
-    inputs = place.kind() == "prim::Param"
-    if inputs:
-        place = next((node for node in private.traced_graph().nodes() if _identity(node) not in moved), None)
-        if place is None:
-            return
-    for nodes in reversed(calls):
-        for node in nodes:
-            if inputs:
-                node.moveBefore(place)
-            else:
-                node.moveAfter(place)
-                place = node
-
-
-def _identity(node: Any) -> str:
-    return next(iter(node.outputs())).debugName() if node.outputsSize() else ""
-
-
-def _way(end: Any, start: Any) -> list[Any]:
-    """The nodes that make a hook's output of the hooked value, in their order."""
-    found: dict[str, Any] = {}
-    todo: list[Any] = [end.node()]
-    while todo:
-        node = todo.pop()
-        if _identity(node) in found or node.kind() == "prim::Param":
-            continue
-        found[_identity(node)] = node
-        read = list(node.inputs())[: 2 if node.kind() == _VARIABLE else None]
-        todo += [value.node() for value in read if value.debugName() != start.debugName()]
-
-    def compare(one: Any, two: Any) -> int:
-        return -1 if one.isBefore(two) else 1
-
-    return sorted(found.values(), key=functools.cmp_to_key(compare))
+        group.sort(key=lambda each: each.key is None)
+        read_through(group[0].value, [each.result for each in group], [each.tensor for each in group])
 
 
 def read_through_hooks(program: Any) -> None:

@@ -7,7 +7,6 @@ same errors, as in eager mode. Everything of torch.autograd.functional ends in t
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from symbolics import torch_private as private
 from symbolics.capture.gradient_hooks import HookedTensor
 from symbolics.capture.gradient_ops import PIN, keep_results
 from symbolics.capture.recorder import Recorder
+from symbolics.capture.trace.gradients import fed, real_gradients, standing_for
 
 __all__ = ["check_later_hook", "edges_behind", "grad", "gradients", "variable"]
 
@@ -126,7 +126,7 @@ def gradients(
         recorder.capture.taken.outputs += outputs
         key, real = _key(recorder), None
         if private.is_tracing():
-            real = _real(outputs, targets, cotangents, create_graph)
+            real = real_gradients(outputs, targets, cotangents, create_graph)
             with private.paused_capture():
                 keep_results(key, [torch.zeros_like(x) if g is None else g.detach().clone() for g, x in zip(real, targets, strict=True)])
         with torch.enable_grad():
@@ -138,7 +138,7 @@ def gradients(
             flows = [flow for flow, found in zip(answer, reached, strict=True) if found]
             results = [g if flow else torch.ops.pythonop.stop_gradient(g.detach()) for g, flow in zip(results, flows, strict=True)]
         if create_graph and real is not None:  # a trace knows them by their values: they may have the autograd graph of eager's
-            results = [_standing_for(g, r) if r.requires_grad else r for g, r in zip(real, results, strict=True)]
+            results = [standing_for(g, r) if r.requires_grad else r for g, r in zip(real, results, strict=True)]
     each = iter(results)
     return [next(each) if found else None for found in reached]
 
@@ -146,25 +146,15 @@ def gradients(
 def variable(x: torch.Tensor, key: str = "") -> torch.Tensor:
     """A tensor of the same values to differentiate with respect to, which the gradient passes on to ``x`` where that needs one."""
     with private.unheard(), torch.enable_grad():
-        result: torch.Tensor = torch.ops.pythonop.variable(x, f"{key}{next(_keys)}", _fed() if private.is_tracing() else None)
+        result: torch.Tensor = torch.ops.pythonop.variable(x, f"{key}{next(_keys)}", fed())
         return result if result.requires_grad else result.requires_grad_()
 
 
 def boundary(x: torch.Tensor, key: str) -> torch.Tensor:
     """A tensor of the same values, whose node in the graph is a boundary (`symbolics.graph.boundaries`) that says this."""
     with private.unheard(), torch.enable_grad():
-        result: torch.Tensor = torch.ops.pythonop.variable(x, key, _fed() if private.is_tracing() else None)
+        result: torch.Tensor = torch.ops.pythonop.variable(x, key, fed())
         return result
-
-
-def _fed() -> torch.Tensor | None:
-    """A tensor that stands for an input of the graph that is being traced, None where that has none."""
-    value = next((each for each in private.traced_graph().inputs() if each.type().kind() == "TensorType"), None)
-    if value is None:
-        return None
-    tensor = torch.empty(0)
-    private.set_traced_value(tensor, value)
-    return tensor
 
 
 def _key(recorder: Recorder) -> str:
@@ -241,23 +231,6 @@ def _check_hooks(recorder: Recorder, what: str, outputs: Sequence[torch.Tensor],
                 "one of the tensors has a hook, and another one stands behind it: in one call eager gives the first one's gradient from before the hook. "
                 "Take the two gradients in two calls",
             )
-
-
-def _real(
-    outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor], create_graph: bool
-) -> Sequence[torch.Tensor | None]:
-    """What eager computes, for a trace that runs; None for each where that passes through what only the file can run."""
-    with private.paused_capture(), contextlib.suppress(Exception):
-        return torch.autograd.grad(outputs, inputs, cotangents, retain_graph=True, create_graph=create_graph, allow_unused=True)
-    return [None] * len(inputs)
-
-
-def _standing_for(real: torch.Tensor | None, result: torch.Tensor) -> torch.Tensor:
-    """Eager's gradient, for which the trace now knows the result."""
-    if real is None:
-        return result
-    private.set_traced_value(real, private.traced_value(result))
-    return real
 
 
 def _pinned(recorder: Recorder, x: torch.Tensor) -> torch.Tensor:

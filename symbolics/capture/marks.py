@@ -17,7 +17,6 @@ from symbolics.capture.gradient_ops import Taken
 from symbolics.capture.held import Held
 from symbolics.capture.own_call import called_as_a_whole, plainly_called
 from symbolics.capture.recorder import active_recorder
-from symbolics.capture.running_statistics import RunningStatistics
 from symbolics.capture.torch_calls import TorchCalls, holds_tensor, watch_reads
 from symbolics.errors import ExportError
 from symbolics.node.result import write_structure
@@ -57,12 +56,12 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
         for name, parameter in model.named_parameters() if hooks else ():
             for hook in hooks.get(name, ()):
                 recorder.hook(parameter, hook, parameter=name)
-        trace = recorder.capture.trace
+        trace = recorder.capture.trace if private.is_tracing() else None
         recorder.capture.evaluated = not model.training
         recorder.capture.taken = Taken(given=[leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)])
         buffers = Buffers(model)
-        trace.buffers = buffers if private.is_tracing() else None
-        trace.statistics = RunningStatistics(trace.dirtied, buffers.follow) if private.is_tracing() else None
+        if trace is not None:
+            trace.begin(buffers)
         try:
             recorder.capture.flags, recorder.capture.held = Flags(torch.ops.pythonop.stop_gradient), held
             held.begin()
@@ -79,21 +78,18 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
             for name, p in parameters.items()
             if not p.requires_grad or any(private.shares_memory(p, each) for each in recorder.capture.hidden)
         }
-        if trace.buffers is None:
+        if trace is None:
             result = buffers.write_assigned(result)
         recorder.capture.outputs = write_structure(result, lambda leaf: isinstance(leaf, torch.Tensor))
         recorder.capture.results = _types_of(result)
         watch_reads(recorder, "the model's return", (result,), {})
-        if trace.buffers is None or trace.statistics is None:
+        if trace is None:
             return result
-        trace.statistics.say(leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor))
-        trace.statistics.say_touched()
-        written = {name: buffer.detach().clone() for name, buffer in trace.buffers.written(trace.dirtied, trace.pairs).items()}
-        trace.buffers.put_back()
+        written = trace.end(buffers, result)
         recorder.capture.missed |= written.keys() & parameters.keys() - recorder.capture.passed
         written = {name: value for name, value in written.items() if name not in recorder.capture.missed}
         recorder.capture.written = list(written)
-        return result, tuple(written.values()), (*trace.anchors, *(number.size for number in trace.numbers))
+        return result, tuple(written.values()), trace.kept()
 
     if keywords is not None:
         del marked.__wrapped__  # torch.jit must not bind by the signature of forward, and make inputs of its defaults

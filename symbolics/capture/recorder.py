@@ -42,6 +42,7 @@ from symbolics.capture.operator_calls import UNDER_TRANSFORMS, origin_of, run_in
 from symbolics.capture.other_hooks import check_module_hooks, check_parameter_hooks
 from symbolics.capture.probe import observe
 from symbolics.capture.told import tell
+from symbolics.capture.trace import Trace
 from symbolics.errors import ExportError
 from symbolics.node.attributes import write_attributes
 from symbolics.node.call import AutogradCall
@@ -105,11 +106,12 @@ class Recorder(Listener):
         super().__exit__()
         forget(self.records)
 
-    def begin(self, model: Any) -> Capture:
-        """A model is about to be exported."""
+    def begin(self, model: Any, traced: bool = False) -> Capture:
+        """A model is about to be exported; traced: by torch.jit.trace."""
         self.eager.begin()
         known = isinstance(model, torch.nn.Module)
         self.capture = Capture(Callsites(model), bool(model.training), model=model) if known else Capture()
+        self.capture.trace = Trace() if traced else None
         if known:
             check_parameter_hooks(model)
             check_module_hooks(model, self.capture.warned)
@@ -237,7 +239,7 @@ class Recorder(Listener):
 
     def _state(self, opaque: OpaqueModule) -> list[torch.Tensor]:
         with self.deaf(), private.unheard():  # reading the parts of complex ones is none of the model's calls
-            return opaque.parts(self.capture.trace.pairs)
+            return opaque.parts({} if self.capture.trace is None else self.capture.trace.pairs)
 
     def record_operator(
         self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], module: str, source: str
@@ -294,9 +296,9 @@ class Recorder(Listener):
                 "forward takes a gradient through it and then removes it, which no file can say: register it on a view of the tensor (x.view_as(x)) that only "
                 "that gradient goes through, and leave it there",
             )
-        gone = {id(each.result) for each in self.capture.hooks if each.removed}
-        anchors = self.capture.trace.anchors
-        anchors[:] = [anchor for anchor in anchors if id(anchor) not in gone]
+        if (trace := self.capture.trace) is not None:
+            gone = {id(each.result) for each in self.capture.hooks if each.removed}
+            trace.anchors = [anchor for anchor in trace.anchors if id(anchor) not in gone]
         unhook(self.capture.hooks)
         self.capture.hooks.clear()
 
@@ -316,7 +318,8 @@ class Recorder(Listener):
         for source_index, output_index in outputs.dirty:
             changed = slots.values[source_index]
             results[output_index] = self._write_back(changed, results[output_index])
-            self.capture.trace.dirtied.append(changed)
+            if self.capture.trace is not None:
+                self.capture.trace.dirtied.append(changed)
             self.capture.aliases.change(changed, qualified_name(cls))
         for index in outputs.mutated:
             self.capture.aliases.change(slots.values[index], qualified_name(cls))
@@ -335,18 +338,10 @@ class Recorder(Listener):
 
     def _write_back(self, target: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
         """Let a dirty input stand for the output that replaces it; the caller gets the same object, as from eager."""
-        if private.is_tracing():
-            if target._is_view():
-                raise ExportError(
-                    "mark_dirty on a view: torch.onnx.export(dynamo=False) would drop the node without a word. Use dynamo=True, or clone the view first"
-                )
-            with torch.no_grad(), private.paused_capture():
-                target.copy_(result)
-            private.replace_traced(target, result)
-            self.capture.trace.views.follow(target, self.capture.trace.dynamic)
-            return target if target.requires_grad == result.requires_grad else result
-        target.copy_(result)
-        return target
+        if self.capture.trace is None:
+            return target.copy_(result)
+        self.capture.trace.replace(target, result)
+        return target if target.requires_grad == result.requires_grad else result
 
     def _record(
         self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], module: str, source: str, seen: EagerCall | None = None
@@ -371,9 +366,9 @@ class Recorder(Listener):
         hidden = state_of(modules_among(bound.args, bound.kwargs), slots) if self._is_portable(cls) else []
         slots.check([*names, *{index: name for _, name, index in reversed(hidden) if index >= given}.values()])
         self.capture.aliases.check_read(slots.tensors)
-        if self.capture.trace.statistics is not None:
-            self.capture.trace.statistics.say(slots.tensors)
-        self.capture.trace.check_frozen((*bound.args, *bound.kwargs.values()), names)
+        if (trace := self.capture.trace) is not None:
+            trace.reading(slots.tensors)
+            trace.sizes.check_frozen((*bound.args, *bound.kwargs.values()), names)
         arguments = slots.tensors_and_sizes[:given]
         seen = seen if seen is not None or private.is_tracing() else self.eager.like(cls, (module, source), arguments)
         observed = functools.partial(
@@ -384,7 +379,7 @@ class Recorder(Listener):
             self._quietly,
             seen,
             self.eager.missing,
-            self.capture.trace.dynamic,
+            self.capture.dynamic,
         )
         outputs = observed() if opaque is None else opaque.observed(observed, names, seen.outputs if seen is not None else None)
         changed = [*(i for i, _ in outputs.dirty), *outputs.mutated]
@@ -447,7 +442,7 @@ class Recorder(Listener):
             self.capture.aliases.stale += [(slots.values[i], why, way) for i in outputs.mutated]
         for effect in outputs.side_effects:
             self._warn(cls, module, effect)
-        sizes = slots.dims(self.capture.trace.dynamic)
+        sizes = slots.dims(self.capture.dynamic)
         chosen = self.chooses(operator.overload) if operator is not None else NAMED if opaque is not None else ""
         self.records[key] = Record(call, attributes, outputs, module, source, cls, sizes, traced, hidden, chosen=chosen)
         remember(key, self.records[key])
@@ -468,7 +463,7 @@ class Recorder(Listener):
     def _call_op(self, slots: Slots, key: str) -> list[torch.Tensor]:
         with self.deaf():
             context, *outputs = torch.ops.pythonop.call(slots.tensors, slots.sizes, key)
-        if private.is_tracing():
+        if self.capture.trace is not None:
             self.capture.trace.anchors.append(outputs[0] if outputs else context)
         return outputs
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from symbolics import torch_private as private
-from symbolics.capture.binding import is_traced_size
+from symbolics.capture.trace.sizes import is_traced_size
 from symbolics.text import clean
 from symbolics.users import users_frame
 

@@ -19,8 +19,7 @@ from symbolics import torch_private as private
 from symbolics.capture import gradients_in_forward
 from symbolics.capture.accumulation import ACCUMULATING, accumulate
 from symbolics.capture.aliases import is_whole
-from symbolics.capture.binding import is_traced_size
-from symbolics.capture.branches import notice_branch, notice_number, notice_parts
+from symbolics.capture.branches import notice_branch
 from symbolics.capture.buffers import is_alike
 from symbolics.capture.checks import passed
 from symbolics.capture.chosen_operators import called_operator, stand_in
@@ -44,7 +43,6 @@ _OPERATORS = (
     torch.ops.pythonop.gradient, torch.ops.pythonop.gradient.default, torch.ops.pythonop.variable, torch.ops.pythonop.variable.default,
 )  # fmt: skip
 _GETTER_OF_GRAD_FN = torch.Tensor.grad_fn
-_SIZE_READERS = {"__int__", "__index__", "item", "tolist"}
 _PROPERTIES = {"__get__", "size", "dim", "numel", "stride", "__len__", "is_floating_point", "is_complex", "type", "__repr__"}
 
 
@@ -180,8 +178,8 @@ def _taken(call: _Call) -> _Answer:
         return None
     watch_reads(call.recorder, call.name, call.args, call.kwargs)
     trace = call.recorder.capture.trace
-    if trace.statistics is not None and call.name not in _PROPERTIES:
-        trace.statistics.note(call.func, call.args, call.kwargs)
+    if trace is not None and call.name not in _PROPERTIES:
+        trace.calling(call.func, call.args, call.kwargs)
     if call.name not in TAKING or not call.args:
         return None
     sites = call.recorder.capture.sites
@@ -269,11 +267,8 @@ def _made(call: _Call) -> Any:
         result = called(functools.partial(rewritten, func, REWRITES.get(func)), name, args, kwargs, torch.ops.pythonop.stop_gradient)
     _keep(call, result)
     trace = None if call.recorder is None else call.recorder.capture.trace
-    if trace is not None and trace.dynamic:
-        notice_parts(call.recorder, name, args, kwargs, result)  # type: ignore[arg-type]
-    if trace is not None and trace.buffers is not None:
-        trace.buffers.note_views(func, result)
-        trace.views.note(func, args, kwargs, result)
+    if trace is not None:
+        trace.called(func, args, kwargs, result, functools.partial(_place, call.recorder))  # type: ignore[arg-type]
     return marked(func, name, args, kwargs, result)
 
 
@@ -350,20 +345,20 @@ def _watch_changes(recorder: Recorder | None, name: str, changed: Any) -> None:
 
 def watch_reads(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Tell the recorder of sizes that become numbers, and of tensors that a Function changed and that are read again."""
-    if name in _SIZE_READERS and recorder.capture.trace.dynamic and args and isinstance(args[0], torch.Tensor) and is_traced_size(args[0]):
-        with private.paused_capture():
-            size = int(args[0])
-        if size in recorder.capture.trace.dynamic:
-            recorder.capture.trace.frozen.add(size)
-    if recorder.capture.trace.dynamic and args and isinstance(args[0], torch.Tensor):
+    if recorder.capture.dynamic and args and isinstance(args[0], torch.Tensor):
         if name == "__bool__":
-            notice_branch(args[0], recorder.capture.trace.dynamic)
-        notice_number(recorder, name, args[0])
+            notice_branch(args[0], recorder.capture.dynamic)
+        recorder.capture.trace.sizes.read(name, args[0], functools.partial(_place, recorder))  # type: ignore[union-attr]
     if recorder.capture.aliases.stale and name not in SHAPE_ONLY and name not in _PROPERTIES:
         try:
             recorder.capture.aliases.check_read(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
         except ExportError as error:
             recorder.refuse(name, error)
+
+
+def _place(recorder: Recorder) -> str:
+    module, source = recorder.capture.sites.here()
+    return f"in module {module or '<root>'} at {source}"
 
 
 def holds_tensor(value: Any) -> bool:

@@ -147,7 +147,7 @@ def _basis(recorder: Recorder, tensors: Sequence[torch.Tensor], numels: Sequence
     """The rows of the identity matrix, as tensors of these shapes."""
     if private.is_tracing():  # a size is a tensor there
         with private.paused_capture():
-            dynamic = recorder.capture.trace.dynamic
+            dynamic = set(recorder.capture.dynamic)
             numels = [None if dynamic.intersection(map(int, tensor.shape)) else tensor.numel() for tensor in tensors]
     if not all(type(count) is int for count in numels):
         recorder.refuse(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NoReturn
 
 import torch
 
 from symbolics import torch_private as private
 from symbolics.capture.recorder import Recorder, active_recorder
-from symbolics.capture.views import without_new_dimensions
+from symbolics.capture.trace import Trace
 from symbolics.errors import ExportError
 from symbolics.quirks import REWRITES, Rewrite
 
@@ -21,46 +22,35 @@ SAME_VALUES = {
 
 
 def change(func: Any, name: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The call that changes its target; in a trace, of which no buffer that shares its memory is left behind."""
-    if name == "copy_" and not private.is_tracing() and len(args) > 1 and isinstance(args[1], torch.Tensor):
+    """The call that changes its target; in a trace, of which nothing that shares its memory is left behind."""
+    trace, call = _traced(), functools.partial(rewritten, func, REWRITES.get(func))
+    if trace is None and name == "copy_" and len(args) > 1 and isinstance(args[1], torch.Tensor):
         # torch.export puts the value itself in the place of a buffer that it is copied into, whatever its shape and type.
         args = (target, args[1].to(target.dtype).expand(target.shape), *args[2:])
-    if not (private.is_tracing() and isinstance(target, torch.Tensor)):
-        return rewritten(func, REWRITES.get(func), *args, **kwargs)
-    recorder = active_recorder()
-    buffers = None if recorder is None else recorder.capture.trace.buffers
-    if buffers is None or not buffers.has(target):
-        shared = recorder is not None and recorder.capture.trace.views.shared(target)
-        if name == "copy_" and (shared or not target._is_view()):
-            return overwrite(target, args[1], name)
-        if name == "__setitem__" and (index := without_new_dimensions(args[1])) is not None:
-            value = args[2].expand(target[args[1]].shape).reshape(target[index].shape) if isinstance(args[2], torch.Tensor) else args[2]
-            args = (target, index, value)
-        if name in SAME_VALUES or not shared:
-            return rewritten(func, REWRITES.get(func), *args, **kwargs)
-        value = target.clone()
-        rewritten(func, REWRITES.get(func), value, *args[1:], **kwargs)
-        return overwrite(target, value, name)
-    written, result = buffers.write(name, target, args[1:], kwargs), target
-    if written is None:
-        written, result = target, rewritten(func, REWRITES.get(func), *args, **kwargs)
-    if not buffers.follow(written):
-        refuse(name, "it writes into a view of a buffer that is not contiguous, or in another type: write into the buffer itself")
-    return result
+    if trace is None or name in SAME_VALUES or not isinstance(target, torch.Tensor):
+        return call(*args, **kwargs)
+    try:
+        return trace.change(name, target, args, kwargs, call)
+    except ExportError as error:
+        refuse(name, error)
 
 
 def overwrite(target: torch.Tensor, value: torch.Tensor, name: str = "a change in place") -> torch.Tensor:
     """``target.copy_(value)``; in a trace, what shares the target's memory is told."""
-    if not private.is_tracing():
+    if (trace := _traced()) is None:
         return target.copy_(value)
-    private.overwrite_traced(target, value)
-    if (recorder := active_recorder()) is not None:
-        trace = recorder.capture.trace
-        try:
-            trace.views.follow(target, trace.dynamic)
-        except ExportError as error:
-            recorder.refuse(name, error)
-    return target
+    try:
+        return trace.overwrite(target, value)
+    except ExportError as error:
+        refuse(name, error)
+
+
+def _traced() -> Trace | None:
+    """The trace that a call is made in, None under torch.export; one of its own where nobody listens, as in an operator with a translation."""
+    if not private.is_tracing():
+        return None
+    recorder = active_recorder()
+    return Trace() if recorder is None or recorder.capture.trace is None else recorder.capture.trace
 
 
 def rewritten(func: Any, rewrite: Rewrite | None, /, *args: Any, **kwargs: Any) -> Any:
@@ -121,13 +111,10 @@ def write_out(out: Any, result: Any) -> bool:
     with private.paused_capture():
         if any(into.shape != value.shape for into, value in pairs):
             return False
-    recorder = active_recorder()
-    buffers = None if recorder is None else recorder.capture.trace.buffers
+    trace = _traced()
     for into, value in pairs:
-        if private.is_tracing():
-            overwrite(into, value)
-            if buffers is not None:
-                buffers.follow(into)
+        if trace is not None:
+            trace.write_out(into, value)
         else:
             with torch.no_grad():
                 into.copy_(value)

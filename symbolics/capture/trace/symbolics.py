@@ -17,7 +17,7 @@ import torch
 from symbolics import torch_private as private
 from symbolics.capture.gradient_ops import gradient_attributes, is_edge
 from symbolics.capture.opaque_op import record_of
-from symbolics.capture.recorder import Recorder, active_recorder
+from symbolics.capture.trace.trace import Trace
 from symbolics.graph.boundaries import read_edge
 from symbolics.node.attributes import ir_attributes
 from symbolics.node.dtypes import DTYPES
@@ -29,7 +29,7 @@ __all__ = ["symbolics_registered"]
 _SETTERS = {ir.AttributeType.INT: "i_", ir.AttributeType.INTS: "is_", ir.AttributeType.FLOATS: "fs_", ir.AttributeType.STRING: "s_"}
 
 
-def _call(g: Any, inputs: Any, sizes: Any, key: Any) -> Any:
+def _call(trace: Trace, g: Any, inputs: Any, sizes: Any, key: Any) -> Any:
     record = record_of(key.node().s("value"))
     operands = list(inputs.node().inputs())  # a prim::ListConstruct, in the order of the slots
     outputs = g.op(f"{ORT_DOMAIN}::{PYTHON_OP}", *operands, outputs=1 + len(record.outputs.tensors))
@@ -42,8 +42,7 @@ def _call(g: Any, inputs: Any, sizes: Any, key: Any) -> Any:
         )
     outputs[0].setType(private.tensor_type(torch.int64, []))
     # A convolution must know the sizes of its kernel: a quantized weight has those of the weight.
-    recorder = active_recorder()
-    fixed = recorder is not None and all(_is_of_state(value, recorder) for value in operands)
+    fixed = all(_is_of_state(value, trace) for value in operands)
     shapes = [value.type().sizes() for value in operands] if fixed else []
     for value, output in zip(outputs[1:], record.outputs.tensors, strict=True):
         sizes = [int(size) for size in output.shape] if fixed else []
@@ -51,14 +50,14 @@ def _call(g: Any, inputs: Any, sizes: Any, key: Any) -> Any:
     return g.op("prim::ListConstruct", *outputs)
 
 
-def _is_of_state(root: Any, recorder: Recorder) -> bool:
+def _is_of_state(root: Any, trace: Trace) -> bool:
     """Whether a value of the graph depends on parameters and buffers alone."""
     todo, seen = [root], set()
     while todo:
         value = todo.pop()
         node, name = value.node(), value.debugName()
-        if name in recorder.capture.trace.fed or (node.kind() == "prim::Param" and name not in recorder.capture.trace.state):
-            recorder.capture.trace.fed.add(root.debugName())  # calls behind this one stop here
+        if name in trace.fed or (node.kind() == "prim::Param" and name not in trace.state):
+            trace.fed.add(root.debugName())  # calls behind this one stop here
             return False
         if name not in seen:
             seen.add(name)
@@ -91,9 +90,9 @@ def _variable(g: Any, x: Any, key: Any, fed: Any) -> Any:
 
 
 @contextlib.contextmanager
-def symbolics_registered(opset: int) -> Iterator[None]:
+def symbolics_registered(opset: int, trace: Trace) -> Iterator[None]:
     """Register the symbolics of our operators, those that replace torch's own, and those that it lacks, with the TorchScript exporter while the block runs."""
-    own = {"call": _call, "stop_gradient": _stop, "gradient": _gradient, "variable": _variable}
+    own = {"call": functools.partial(_call, trace), "stop_gradient": _stop, "gradient": _gradient, "variable": _variable}
     names: dict[str, tuple[int, Any]] = {f"pythonop::{name}": (opset, function) for name, function in own.items()}
     for name, function in SYMBOLICS.items():
         if (theirs := private.torchscript_symbolic(name)) is not None:
