@@ -223,12 +223,26 @@ def test_files_that_are_no_files(run, tmp_path, exported):
         fails(run("inspect", path), "no ONNX model, or it is cut off")
 
 
-def test_every_cut_is_refused_or_whole(exported, tmp_path):
+def test_every_cut_is_refused_or_leaves_the_graph_whole(exported, tmp_path):
+    """Behind the graph protobuf cannot tell a cut between two entries from a file that has fewer."""
     data, path = exported.read_bytes(), tmp_path / "cut.onnx"
-    for end in range(0, len(data), max(1, len(data) // 97)):
+    graph = onnx.load_from_string(data).graph.SerializeToString()
+    first = data.index(graph) + len(graph)
+    for end in (*range(0, first, max(1, first // 97)), first - 1):
         path.write_bytes(data[:end])
         with pytest.raises(FormatError, match="no ONNX model, or it is cut off"):
             inspect_file(path)
+    whole, rows = 0, [row.function for row in inspect_file(exported).rows]
+    for end in range(first, len(data)):
+        path.write_bytes(data[:end])
+        try:
+            facts = inspect_file(path)
+        except FormatError as error:
+            assert "no ONNX model, or it is cut off" in str(error)
+        else:
+            whole += 1
+            assert [row.function for row in facts.rows] == rows
+    assert 0 < whole < 20
 
 
 def test_newer_and_damaged_metadata(run, tmp_path):
