@@ -11,6 +11,7 @@ from .errors import (
     UnsupportedOperatorError as UnsupportedOperatorError,
 )
 from .files.program import Program as Program
+from .files.trained import trained as trained
 from .files.trust import register as register
 from .forward.case import Case as Case
 from .forward.export import export as export

@@ -35,6 +35,7 @@ COMMANDS = {
     "run": "Run an ONNX FILE once.",
     "step": "Write forward, loss, gradients and optimizer as one ONNX model.",
     "tangent": "Write the forward-mode derivative of an ONNX FILE: any model, from any exporter.",
+    "trained": "Write what a training has learned as one ONNX model: the evaluation of a FOLDER of artifacts with a saved STATE.",
     "verify": "Compare the file of the model that TARGET makes, and its gradients, with eager PyTorch; with FILE, that ONNX file as it is.",
 }
 

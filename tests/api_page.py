@@ -23,7 +23,7 @@ GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
         "Training steps",
         "[training.md](training.md) has them at work.",
-        ("export_training_step", "TrainingStep", "Trainer", "export_evaluation", "write_artifacts"),
+        ("export_training_step", "TrainingStep", "Trainer", "export_evaluation", "write_artifacts", "trained"),
     ),
     ("Integers", "[quantization.md](quantization.md) has it at work.", ("quantize", "Quantized", "quantizer", "verify_quantized", "to_qonnx", "Qonnx", "from_qonnx")),
     ("Verify and compare", "", ("verify", "testing.assert_roundtrip", "diff_files")),

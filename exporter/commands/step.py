@@ -13,6 +13,7 @@ from exporter.commands import shared
 from exporter.commands.inputs import input_options, load_case
 from exporter.commands.providers import placement_option
 from exporter.files.save import writable
+from exporter.files.trained import EVALUATION_LOSS
 from symbolics.optimizers import OPTIMIZERS
 from symbolics.text import clean
 
@@ -128,7 +129,6 @@ def step(
             "nothing to write: give a file for the step (-o), a folder for step, evaluation and manifest (--artifacts), or both"
         )
     from exporter.training.artifacts import (
-        EVALUATION_LOSS,
         export_evaluation,
         places,
         with_state_inputs,

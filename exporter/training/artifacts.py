@@ -19,6 +19,7 @@ import torch
 from exporter.errors import short
 from exporter.files.program import Program, save_models
 from exporter.files.save import writable
+from exporter.files.trained import EVALUATION, EVALUATION_LOSS, INITIAL, MANIFEST, TRAINING
 from exporter.gradient_graph.partition import extract, forward_part
 from exporter.training.carried import LOSS
 from exporter.training.objective import Objective, check_names
@@ -31,11 +32,6 @@ from symbolics.text import clean
 from symbolics.users import warn
 
 __all__ = [
-    "EVALUATION",
-    "EVALUATION_LOSS",
-    "INITIAL",
-    "MANIFEST",
-    "TRAINING",
     "export_evaluation",
     "places",
     "with_state_inputs",
@@ -43,9 +39,6 @@ __all__ = [
     "write_artifacts",
 ]
 
-TRAINING, EVALUATION, INITIAL, MANIFEST = "training.onnx", "eval.onnx", "initial.onnx", "manifest.json"
-#: The evaluation once more, with targets and loss.
-EVALUATION_LOSS = "eval_loss.onnx"
 _VERSION = 1
 
 

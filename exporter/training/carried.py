@@ -11,9 +11,9 @@ import onnx_ir as ir
 from symbolics.errors import ExportError
 from symbolics.graph.values import name_of
 
-__all__ = ["EMA", "INPUTS", "LOSS", "NORM", "OURS", "Carried", "setting"]
+__all__ = ["INPUTS", "LOSS", "NORM", "OURS", "Carried", "setting"]
 
-LOSS, NORM, EMA = "loss", "gradient_norm", "ema"
+LOSS, NORM = "loss", "gradient_norm"
 #: Hyperparameters that are inputs of a step -> the input of the first group of parameters.
 INPUTS = {"lr": "learning_rate", "weight_decay": "weight_decay"}
 #: Names that a step gives to values of its own.

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import onnx_ir as ir
 
-from exporter.training.carried import EMA, INPUTS, NORM, Carried, setting
+from exporter.files.trained import average_of
+from exporter.training.carried import INPUTS, NORM, Carried, setting
 from exporter.training.groups import Group, steps_made
 from exporter.training.loss_scale import LossScale
 from symbolics.graph.builder import Builder
@@ -83,7 +84,7 @@ class Optimization:
         self._apply(op, parameters, clipped)
         if self.ema is not None:
             for name, p in parameters.items():
-                average = self.carried.new(f"state.{name}.{EMA}", self.carried.initial[f"param.{name}"].copy())
+                average = self.carried.new(average_of(f"param.{name}"), self.carried.initial[f"param.{name}"].copy())
                 self.carried.next[average] = average + (self.carried.next[p] - average) * (1 - self.ema)
         if self.scale is not None:
             self.scale.skip_overflow(op, [value for value in self.carried.next if value not in before], gradients)

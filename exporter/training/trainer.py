@@ -19,12 +19,12 @@ from exporter.errors import short
 from exporter.files.program import Program
 from exporter.files.read import open_model
 from exporter.files.save import saving
+from exporter.files.trained import EVALUATION, EVALUATION_LOSS, INITIAL, MANIFEST, TRAINING, average_of
 from exporter.runtime.accelerate import Update
 from exporter.runtime.changed import say_changed
 from exporter.runtime.session import open_session, step_sessions
 from exporter.runtime.tensors import Runner, tensor, to_array, to_tensor
-from exporter.training.artifacts import EVALUATION, EVALUATION_LOSS, INITIAL, MANIFEST, TRAINING, with_state_inputs, without_loss
-from exporter.training.carried import EMA
+from exporter.training.artifacts import with_state_inputs, without_loss
 from exporter.training.settings import Settings
 from exporter.training.step import TrainingStep
 from symbolics import torch_private as private
@@ -320,7 +320,7 @@ class Trainer:
 
     def _averages(self) -> dict[str, torch.Tensor]:
         """The averages of the parameters by the names of the parameters."""
-        found = {name: self._state.get(f"state.{name.partition('.')[2]}.{EMA}") for name in self.layout.parameters.values()}
+        found = {name: self._state.get(average_of(name)) for name in self.layout.parameters.values()}
         missing = [name for name, value in found.items() if value is None]
         if missing:
             raise ArgumentError(f"the step keeps no average of {clean(missing[0])}: give export_training_step ema=0.999")

@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 from click.testing import CliRunner
 
 import exporter
@@ -85,6 +86,7 @@ COMMANDS = {
     "gradient": Command("IN -o OUT", "unreached", ("--wrt", "nobody"), ("'nobody'", "near it")),
     "tangent": Command("IN -o OUT", "unreached", ("--of", "nobody"), ("'nobody'", "near it: ['add_26']")),
     "quantize": Command("IN -o OUT", "products", model="rounded"),
+    "trained": Command("art in.state -o OUT", "parameters"),
     "run": Command(f"IN -o OUT --allow {ALLOW}", "outputs", ("--times", "0"), ("0 is not in the range x>=1",)),
     "profile": Command(
         f"IN --html OUT --times 1 --allow {ALLOW}", "operators", ("--top", "0"), ("0 is not in the range x>=1",), output="out.html",
@@ -240,6 +242,20 @@ def is_draw(command: Command) -> bool:
     return command is COMMANDS["draw"]
 
 
+def is_trained(command: Command) -> bool:
+    return command is COMMANDS["trained"]
+
+
+def damaged_state(command: Command, name: str, folder: Path) -> str:
+    (folder / "in.state").write_bytes((folder / "in.state").read_bytes()[:-1])
+    return command.line
+
+
+def damaged_step(command: Command, name: str, folder: Path) -> str:
+    (folder / "art" / "training.onnx").write_bytes((folder / "in.onnx").read_bytes())
+    return command.line
+
+
 NO_MODEL = ("bad.onnx", "no ONNX model, or it is cut off")
 
 KINDS = {
@@ -321,6 +337,16 @@ KINDS = {
     "diff: the second is no model": Kind(is_diff, second(b"hello"), NO_MODEL),
     "profile: a full disk": Kind(is_profile, line("", ""), ("onnxruntime's profiler wrote cannot be read", "is the disk of"), no_room),
     "profile: times of no run": Kind(is_profile, line("--times 1", "--times 0"), ("0 is not in the range x>=1",)),
+    "trained: no folder": Kind(is_trained, line("art", "nowhere"), ("'nowhere' does not exist", "--help")),
+    "trained: no artifacts": Kind(is_trained, line("art", "."), ("cannot read training.onnx", "No such file")),
+    "trained: no state": Kind(is_trained, line("in.state", "none"), ("'none' does not exist", "--help")),
+    "trained: a state that is a model": Kind(
+        is_trained, line("in.state", "in.onnx"), ("does not begin with the names of its values", "save() of a trainer")
+    ),
+    "trained: a state that is cut off": Kind(is_trained, damaged_state, ("cut off at", "save it anew")),
+    "trained: averages that nobody kept": Kind(is_trained, line(" -o", " --ema -o"), ("keeps no average of weight", "ema=0.999")),
+    "trained: no training step": Kind(is_trained, damaged_step, ("training.onnx is no training step", "--artifacts")),
+    "trained: the output is the state": Kind(is_trained, line("OUT", "in.state"), ("in.state", "choose another output")),
     "draw: another kind of picture": Kind(is_draw, line("OUT", "out.png"), ("-o out.png", "pictures are .svg or .html")),
     "draw: no kind of picture": Kind(is_draw, line("OUT", "out"), ("-o out", "pictures are .svg or .html")),
 }
@@ -340,6 +366,25 @@ def model(target: str) -> bytes:
         return Path(folder, "model.onnx").read_bytes()
 
 
+@functools.cache
+def _trained() -> dict[str, bytes]:
+    """A folder of artifacts, and the state of its training."""
+    batch = torch.randn(4, 3), torch.randn(4, 2)
+    with tempfile.TemporaryDirectory() as folder:
+        network = torch.nn.Linear(3, 2)
+        step = exporter.export_training_step(network, batch[:1], loss=torch.nn.functional.mse_loss, targets=batch[1:])
+        exporter.write_artifacts(step, exporter.export_evaluation(network, batch[:1]), Path(folder, "art"))
+        exporter.Trainer.load(Path(folder, "art")).save(Path(folder, "in.state"))
+        return {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+def training(folder: Path) -> None:
+    """Put them into a folder."""
+    (folder / "art").mkdir()
+    for name, content in _trained().items():
+        (folder / name).write_bytes(content)
+
+
 @pytest.fixture
 def folder(request, monkeypatch):
     """Where anybody may go, which pytest's own folders are not."""
@@ -347,6 +392,8 @@ def folder(request, monkeypatch):
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o755)
         Path(name, "in.onnx").write_bytes(model(command.model if command else "pair"))
+        if command is COMMANDS["trained"]:
+            training(Path(name))
         monkeypatch.chdir(name)
         yield Path(name)
         os.chdir("/")

@@ -1,0 +1,141 @@
+"""What a training in any language has learned, as one model: its evaluation with the values of a saved state. No torch."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+
+from exporter.errors import short
+from exporter.files.program import Program
+from exporter.files.read import open_model
+from symbolics.errors import ArgumentError, FormatError
+from symbolics.graph.values import dtype_of, name_of
+from symbolics.node.metadata import StateEntry, StepLayout, read_state, step_of, write_state
+from symbolics.node.names import STATE_KEY
+from symbolics.text import reason, shown
+
+__all__ = ["EVALUATION", "EVALUATION_LOSS", "INITIAL", "MANIFEST", "TRAINING", "average_of", "trained"]
+
+#: The files of a folder of artifacts.
+TRAINING, EVALUATION, INITIAL, MANIFEST = "training.onnx", "eval.onnx", "initial.onnx", "manifest.json"
+#: The evaluation once more, with targets and loss.
+EVALUATION_LOSS = "eval_loss.onnx"
+
+#: The longest line of names that a saved state may have.
+_LONGEST = 1 << 26
+_TYPES = frozenset(
+    ("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
+)
+
+
+def average_of(parameter: str) -> str:
+    """The input of a step that holds the moving average of a parameter, by the input that holds the parameter."""
+    return f"state.{parameter.partition('.')[2]}.ema"
+
+
+@short
+def trained(folder: str | os.PathLike[str], saved: bytes | str | os.PathLike[str], *, ema: bool = False) -> Program:
+    """Write what a training has learned into its evaluation: one ONNX model in eval mode, as `exporter.export` would write it after the training.
+
+    ::
+
+        exporter.trained("artifacts", "after.state").save("model.onnx")
+
+    Args:
+        folder: The artifacts (`exporter.write_artifacts`, ``pythonop step --artifacts``).
+        saved: What `Trainer.save`, or ``save()`` of a trainer in another language, gave: the bytes, or the file that holds them.
+        ema: Take the averages of the parameters, of a step that was exported with ``ema``.
+
+    Returns:
+        The model. Its parameters and buffers are initializers by the model's own state_dict keys; those that no step changes are as they were.
+
+    Raises:
+        ArgumentError: The state is that of another model, or keeps no averages.
+        FormatError: A file is missing or damaged, or the state is cut off.
+    """
+    path = Path(folder)
+    layout = step_of(open_model(path / TRAINING, data=False))
+    if layout is None:
+        raise FormatError(f"{shown(str(path / TRAINING))} is no training step: write_artifacts and `pythonop step --artifacts` write one")
+    model = open_model(path / EVALUATION)
+    values = _values(saved)
+    keys = _keys(layout)
+    entries = read_state(model.metadata_props) or {}
+    for value in [value for value in model.graph.inputs if value.name in keys]:
+        name = name_of(value)
+        source = average_of(name) if ema and name in layout.parameters.values() else name
+        if source not in values and ema:
+            raise ArgumentError(f"the state keeps no average of {shown(keys[name][0])}: export the step with ema=0.999")
+        first = keys[name][0]
+        _fill(model.graph, value, first, values.get(source), source)
+        kind = "parameter" if name in layout.parameters.values() else "buffer"
+        entries |= {key: StateEntry(first, kind, kind == "parameter", True) for key in keys[name]}  # type: ignore[arg-type]
+    model.metadata_props[STATE_KEY] = write_state(entries)
+    return Program(model)
+
+
+def _keys(layout: StepLayout) -> dict[str, list[str]]:
+    """input of a step -> the state_dict keys of what it holds."""
+    keys: dict[str, list[str]] = {}
+    for key, name in (*layout.parameters.items(), *layout.buffers.items()):
+        keys.setdefault(name, []).append(key)
+    return keys
+
+
+def _fill(graph: ir.Graph, value: ir.Value, key: str, array: np.ndarray | None, source: str) -> None:
+    """Make an initializer of an input."""
+    shape = None if value.shape is None else [dim if isinstance(dim, int) else None for dim in value.shape]
+    if array is None:
+        raise ArgumentError(f"the state has no {shown(source)}, which the evaluation reads: it is that of another model")
+    if array.dtype != dtype_of(value).numpy() or shape is None or list(array.shape) != shape:
+        raise ArgumentError(
+            f"{shown(source)} of the state has the type {array.dtype} and the shape {list(array.shape)}, and the evaluation takes {dtype_of(value).numpy()} {shape}: "
+            "it is the state of another model"
+        )
+    if key in graph.initializers or any(other is not value and other.name == key for other in graph.inputs):
+        raise FormatError(f"the evaluation has {shown(key)} twice: the file is damaged")
+    graph.inputs.remove(value)
+    value.name = key
+    value.const_value = ir.tensor(array, name=key)
+    graph.initializers[key] = value
+
+
+def _values(saved: Any) -> Mapping[str, np.ndarray]:
+    """The values of a saved state by their names: a line of JSON, and their bytes one after the other."""
+    if isinstance(saved, (str, os.PathLike)):
+        try:
+            saved = Path(saved).read_bytes()
+        except (OSError, ValueError) as error:
+            raise FormatError(f"{shown(str(saved))} cannot be read: {reason(error)}") from error
+    if not isinstance(saved, (bytes, bytearray, memoryview)):
+        raise ArgumentError(f"trained takes the bytes that save() gave, or their file, not {type(saved).__name__}")
+    data = bytes(saved)
+    end = data.find(b"\n", 0, _LONGEST)
+    try:
+        described: Any = json.loads(data[:end]) if end >= 0 else None
+        sizes = [(str(each["name"]), _dtype(each["type"]), tuple(map(int, each["dims"])), int(each["bytes"])) for each in described]
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise FormatError("what was saved does not begin with the names of its values: save() of a trainer writes it") from error
+    found, at = {}, end + 1
+    for name, dtype, dims, size in sizes:
+        if min(dims, default=0) < 0 or size != dtype.itemsize * int(np.prod([*map(int, dims)], dtype=object)) or at + size > len(data):
+            raise FormatError(f"what was saved is cut off at {shown(name)}, or damaged: save it anew")
+        found[name] = np.frombuffer(data, dtype, size // dtype.itemsize, at).reshape(dims)
+        at += size
+    if at != len(data):
+        raise FormatError(f"what was saved has {len(data) - at} bytes behind its values: save it anew")
+    return found
+
+
+def _dtype(name: Any) -> np.dtype[Any]:
+    """The dtype that a saved state calls so; numpy has no bfloat16."""
+    if name not in _TYPES:
+        raise ValueError(name)
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
