@@ -21,7 +21,7 @@ from symbolics.node.metadata import StateEntry, StepLayout, read_state, step_of,
 from symbolics.node.names import STATE_KEY
 from symbolics.text import reason, shown
 
-__all__ = ["EVALUATION", "EVALUATION_LOSS", "INITIAL", "MANIFEST", "TRAINING", "average_of", "trained"]
+__all__ = ["EVALUATION", "EVALUATION_LOSS", "INITIAL", "MANIFEST", "TRAINING", "average_of", "saved_bytes", "trained"]
 
 #: The files of a folder of artifacts.
 TRAINING, EVALUATION, INITIAL, MANIFEST = "training.onnx", "eval.onnx", "initial.onnx", "manifest.json"
@@ -107,16 +107,30 @@ def _fill(graph: ir.Graph, value: ir.Value, key: str, array: np.ndarray | None, 
     graph.initializers[key] = value
 
 
-def _values(saved: Any) -> Mapping[str, np.ndarray]:
-    """The values of a saved state by their names: a line of JSON, and their bytes one after the other."""
+def saved_bytes(saved: Any, taker: str) -> bytes:
+    """What save() of a trainer gave.
+
+    Args:
+        saved: The bytes, or the file that holds them.
+        taker: Who takes them, for the message.
+
+    Raises:
+        ArgumentError: It is neither.
+        FormatError: The file cannot be read.
+    """
     if isinstance(saved, (str, os.PathLike)):
         try:
-            saved = Path(saved).read_bytes()
+            return Path(saved).read_bytes()
         except (OSError, ValueError) as error:
             raise FormatError(f"{shown(str(saved))} cannot be read: {reason(error)}") from error
     if not isinstance(saved, (bytes, bytearray, memoryview)):
-        raise ArgumentError(f"trained takes the bytes that save() gave, or their file, not {type(saved).__name__}")
-    data = bytes(saved)
+        raise ArgumentError(f"{taker} takes the bytes that save() gave, or their file, not {type(saved).__name__}")
+    return bytes(saved)
+
+
+def _values(saved: Any) -> Mapping[str, np.ndarray]:
+    """The values of a saved state by their names: a line of JSON, and their bytes one after the other."""
+    data = saved_bytes(saved, "trained")
     end = data.find(b"\n", 0, _LONGEST)
     try:
         described: Any = json.loads(data[:end]) if end >= 0 else None

@@ -19,7 +19,7 @@ from exporter.errors import short
 from exporter.files.program import Program
 from exporter.files.read import open_model
 from exporter.files.save import saving
-from exporter.files.trained import EVALUATION, EVALUATION_LOSS, INITIAL, MANIFEST, TRAINING, average_of
+from exporter.files.trained import EVALUATION, EVALUATION_LOSS, INITIAL, MANIFEST, TRAINING, average_of, saved_bytes
 from exporter.runtime.accelerate import Update
 from exporter.runtime.changed import say_changed
 from exporter.runtime.session import open_session, step_sessions
@@ -369,15 +369,8 @@ class Trainer:
             ArgumentError: It is the state of another model or optimizer, or damaged.
             FormatError: The file cannot be read.
         """
-        if isinstance(saved, (str, os.PathLike)):
-            try:
-                saved = Path(saved).read_bytes()
-            except (OSError, ValueError) as error:
-                raise FormatError(f"{shown(str(saved))} cannot be read: {reason(error)}") from error
-        if not isinstance(saved, (bytes, bytearray, memoryview)):
-            raise ArgumentError(f"restore takes the bytes that save() gave, or their file, not {type(saved).__name__}")
+        saved = saved_bytes(saved, "restore")
         with self._turn("restore"):
-            saved = bytes(saved)
             head = self._head()
             size = len(head) + sum(value.nbytes for value in self._state.values())
             if saved[: len(head)] != head or len(saved) != size:

@@ -33,11 +33,12 @@ class _Network(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.features = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.3), nn.Flatten())
-        self.frozen = nn.Linear(144, 6).requires_grad_(False)
-        self.inner, self.outer = nn.Linear(6, 6), nn.Linear(6, 6)
-        self.outer.weight = self.inner.weight
         self.register_buffer("seen", torch.zeros(6))
+        self.inner = nn.Linear(6, 6)
+        self.outer = nn.Linear(6, 6)
+        self.outer.weight = self.inner.weight
+        self.frozen = nn.Linear(36, 6).requires_grad_(False)
+        self.features = nn.Sequential(nn.Conv2d(1, 4, 3, stride=2), nn.BatchNorm2d(4), nn.GELU(), nn.Dropout(0.3), nn.Flatten())
 
     def forward(self, x):
         y = self.outer(torch.tanh(self.inner(self.frozen(self.features(x)))))
