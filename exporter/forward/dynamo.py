@@ -15,6 +15,7 @@ from exporter.forward.finish import anchor_calls, finish
 from exporter.forward.inputs import check_asked_names, check_dynamic, check_output_names, checked_axes, input_names
 from exporter.forward.onnx_program import check_outputs, make_runnable
 from exporter.forward.opset import check_asked, check_opset
+from exporter.forward.plain_tensors import held_plainly
 from exporter.forward.session import Hook, capturing, check_place, judged, surroundings, translates, write
 from exporter.forward.state import ModelState
 from exporter.forward.translations import name_untranslated
@@ -63,7 +64,7 @@ def export_dynamo(current: Hook, original: Any, model: Any, args: Any, f: Any = 
         if options.get("dynamic_axes"):
             names = options.get("input_names") or input_names(model, *called)
             options["dynamic_axes"] = checked_axes((given, keywords), names, options["dynamic_axes"], options.get("output_names"))
-    with surroundings(current, verbose):
+    with surroundings(current, verbose), held_plainly(model):
         translates(set(options.get("custom_translation_table") or ()), None)
         program = judged(
             current,

@@ -40,7 +40,10 @@ class ModelState:
     @classmethod
     def of(cls, model: torch.nn.Module) -> ModelState:
         """Snapshot a model. Parameters are shared, buffers are copied: a forward in training mode changes them."""
-        persistent = set(model.state_dict(keep_vars=True))
+        try:
+            persistent = set(model.state_dict(keep_vars=True))
+        except Exception:  # a state_dict of the user's own, which wants the tensor class that `held_plainly` has taken away
+            persistent = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
         entries: dict[str, StateEntry] = {}
         values: dict[str, torch.Tensor] = {}
         first: dict[int, str] = {}

@@ -22,6 +22,7 @@ from exporter.forward.finish import finish
 from exporter.forward.inputs import check_asked_names, check_output_names, checked_axes, dynamic_sizes, input_names, without_numbers
 from exporter.forward.open_axes import say_of_open_axes
 from exporter.forward.opset import check_asked
+from exporter.forward.plain_tensors import held_plainly
 from exporter.forward.session import Hook, capturing, check_place, judged, surroundings, translates, write
 from exporter.forward.state import ModelState, all_buffers_named, names_in_trace
 from exporter.forward.unchanged import Kept
@@ -63,7 +64,7 @@ def export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: A
     if not keywords and args and isinstance(args[-1], dict):  # how torch's older exporter takes keyword arguments
         *rest, keywords = args
         args = tuple(rest)
-    with surroundings(current, options.get("verbose")):
+    with surroundings(current, options.get("verbose")), held_plainly(model):
         translates(None, options.get("opset_version"))
         if isinstance(model, torch.jit.ScriptModule):
             _translate_scripted(current, original, model, args, keywords, **options)

@@ -25,6 +25,7 @@ from exporter.forward.arguments import check_call, check_model, check_values
 from exporter.forward.case import Case
 from exporter.forward.eager_failure import eager_failure
 from exporter.forward.export import export
+from exporter.forward.plain_tensors import held_plainly
 from exporter.runtime.providers import choose, precision_of, said_of
 from exporter.verification.bisect import first_departure
 from exporter.verification.compare import largest
@@ -126,6 +127,19 @@ def verify(
     check_model(case.model, dynamo=dynamo)
     check_call(case.args, case.kwargs, dynamo=dynamo)
     check_values(case.model, case.args, case.kwargs)
+    options = {
+        "dynamo": dynamo, "dynamic_shapes": case.dynamic_shapes, "inline": case.inline, "portable": case.portable, "opaque": case.opaque,
+        "functions": case.functions, "fallback": case.fallback, "opset_version": opset_version,
+    }  # fmt: skip
+    with held_plainly(case.model):
+        return _compared(case, options, setup, allow, bisect, steps, timeout, file, providers)
+
+
+def _compared(
+    case: Case, options: dict[str, Any], setup: str | None, allow: Iterable[Any] | None, bisect: bool, steps: int, timeout: float, file: Any,
+    providers: Sequence[Any] | None,
+) -> Report:  # fmt: skip
+    """`verify`, of arguments that have been looked at."""
     _log.info("running %s in eager mode", type(case.model).__name__)
     try:
         eager = EagerStep.run(case)
@@ -134,10 +148,6 @@ def verify(
     except Exception as error:
         raise eager_failure(error, "model(*args)") from error
     random = draws(case, eager)
-    options = {
-        "dynamo": dynamo, "dynamic_shapes": case.dynamic_shapes, "inline": case.inline, "portable": case.portable, "opaque": case.opaque,
-        "functions": case.functions, "fallback": case.fallback, "opset_version": opset_version,
-    }  # fmt: skip
     seconds: dict[str, float] = {}
     if file is None:
         _log.info("exporting %s", type(case.model).__name__)
@@ -179,7 +189,7 @@ def verify(
     notes = [*note_on_weights(weights, str(file) if is_there else "model.onnx"), *note_on_changes(run.changed)]
     if all(row.ok for row in weights):
         notes += [*note_on_constants(rows), *notes_on(rows, choices_of(program.model))]
-    made_by = "a file that was there" if file is not None else "torch.export" if dynamo else "TorchScript"
+    made_by = "a file that was there" if file is not None else "torch.export" if options["dynamo"] else "TorchScript"
     report = Report(
         [*weights, *rows], _facts(case, program.model, made_by, size, run, providers), _functions(program), seconds, memory=memory,
         notes=notes, program=program,

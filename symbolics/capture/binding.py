@@ -16,6 +16,7 @@ from symbolics.capture.trace.sizes import is_traced_size
 from symbolics.errors import ExportError, Faq
 from symbolics.node.containers import Slot, fill
 from symbolics.node.torch_arguments import PartialSize
+from symbolics.text import clean
 
 __all__ = ["Slots", "bind", "has_setup_context"]
 
@@ -146,6 +147,11 @@ class Slots:
             if not isinstance(value, torch.Tensor):
                 continue
             argument = names[int(self.path(index))]
+            if hasattr(type(value), "__tensor_flatten__"):
+                raise ExportError(
+                    f"argument {argument} is of {clean(type(value).__module__)}'s tensor class {type(value).__name__}, which wraps other tensors: "
+                    "a PythonOp takes plain ones: name the Function in inline=, or give it what is inside"
+                )
             if value.is_complex():
                 raise ExportError(
                     f"argument {argument} is a complex tensor, which a PythonOp cannot take: pass torch.view_as_real(x), inline the Function, or name the module around it in opaque="

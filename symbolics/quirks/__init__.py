@@ -78,6 +78,7 @@ from symbolics.quirks.pytorch.wide_constants import float64_by_default
 from symbolics.quirks.rewriting import Rewrite
 from symbolics.quirks.spelling import Form, forms, spelled
 from symbolics.quirks.torchlib.clamps import clamps_apart
+from symbolics.quirks.torchlib.integer_products import INTEGER_PRODUCTS
 from symbolics.quirks.torchlib.matrix_powers import MATRIX_POWERS
 from symbolics.quirks.torchlib.multinomial import MULTINOMIAL
 from symbolics.quirks.torchlib.projections import PROJECTIONS
@@ -143,7 +144,7 @@ SYMBOLICS: dict[str, Callable[..., Any]] = {
 }
 
 #: Symbolic functions of operators that torch.onnx.export(dynamo=False) has none of.
-MISSING: dict[str, Callable[..., Any]] = {**UNARY, **XOR}
+MISSING: dict[str, Callable[..., Any]] = {**UNARY, **XOR, **INTEGER_PRODUCTS}
 
 #: On what torch.export's program was translated to, before torch inlines the bodies of control flow.
 WITH_BODIES: tuple[GraphPass, ...] = (functions_of_one_version,)
@@ -205,6 +206,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
     from symbolics.quirks.torchlib.cross_entropy import cross_entropy
     from symbolics.quirks.torchlib.extrema import amax, amin
     from symbolics.quirks.torchlib.floor_divide import floor_divide
+    from symbolics.quirks.torchlib.integer_products import int_mm
     from symbolics.quirks.torchlib.ranges import arange_start
     from symbolics.quirks.torchlib.squeezes import squeeze
     from symbolics.quirks.torchlib.windows import windows
@@ -216,6 +218,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
         aten.cross_entropy_loss.default: cross_entropy,
         aten.copy.default: copy,
         aten.floor_divide.default: floor_divide,
+        aten._int_mm.default: int_mm,
         aten.amax.default: amax,
         aten.amin.default: amin,
         aten.arange.start: arange_start,

@@ -395,6 +395,10 @@ def wide_constants():
     return bool(abs(torchscripted(torch.log10, torch.tensor([3.0]).double())[0] - np.log10(3)) > 1e-12)
 
 
+def integer_products():
+    return fails(torch.ops.aten._int_mm, torch.ones(32, 8, dtype=torch.int8), torch.ones(8, 8, dtype=torch.int8))
+
+
 def matrix_powers():
     model = ir.to_proto(translated(lambda x: torch.linalg.matrix_power(x, 0), torch.ones(3, 2, 2)))
     return ReferenceEvaluator(model).run(None, {"args_0": np.ones((3, 2, 2), np.float32)})[0].shape != (3, 2, 2)
