@@ -143,6 +143,19 @@ def _grad_fn(call: _Call) -> _Answer:
     return (None if node is None else GradFn(node, refuse),)
 
 
+def _of_a_class(call: _Call) -> _Answer:
+    """A call that a tensor class answers by a ``__torch_function__`` of its own: what that calls is the model's code, and has to be seen."""
+    if torch.compiler.is_dynamo_compiling() or not private.classes_are_asked():
+        return None
+    for kind in call.types:
+        if private.has_own_torch_function(kind):
+            with call.mode:
+                result = kind.__torch_function__(call.func, call.types, call.args, call.kwargs)
+            if result is not NotImplemented:
+                return (result,)
+    return None
+
+
 def _composite(call: _Call) -> _Answer:
     """A function written in Python: what it calls inside may stop gradients too (F.gumbel_softmax)."""
     bodies = inner_body_of if call.recorder is not None and call.recorder.choosing else body_of
@@ -256,7 +269,7 @@ def _into_out(call: _Call) -> _Answer:
 
 
 _ANSWERS: tuple[Callable[[_Call], _Answer], ...] = (
-    _gradient, _hook, _grad_fn, _composite, _stop_in_an_inlined_forward, _check, _taken, _chosen, _given_data, _in_place, _into_out,
+    _gradient, _hook, _grad_fn, _of_a_class, _composite, _stop_in_an_inlined_forward, _check, _taken, _chosen, _given_data, _in_place, _into_out,
 )  # fmt: skip
 
 

@@ -9,12 +9,25 @@ from typing import Any
 
 import torch
 
-__all__ = ["answered_draws", "every_result", "is_random", "operators_heard", "random_operators", "unheard"]
+__all__ = [
+    "answered_draws", "classes_are_asked", "every_result", "has_own_torch_function", "is_random", "operators_heard", "random_operators", "unheard",
+]  # fmt: skip
 
 
 def unheard() -> contextlib.AbstractContextManager[Any]:
     """Neither torch function modes nor subclasses of Tensor hear of the torch functions that run inside."""
     return torch._C.DisableTorchFunction()
+
+
+def classes_are_asked() -> bool:
+    """Whether a ``__torch_function__`` of a tensor class hears of calls here: one that makes the call itself says that it shall not."""
+    return bool(torch._C._is_torch_function_enabled())
+
+
+def has_own_torch_function(kind: Any) -> bool:
+    """Whether a tensor class has a ``__torch_function__`` of its own: not that of torch.Tensor, nor none, as a Parameter."""
+    function = kind.__torch_function__
+    return getattr(function, "__func__", function) not in (torch.Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl)
 
 
 @functools.cache

@@ -295,6 +295,25 @@ def test_storage_key():
     assert private.storage_key(torch.sparse_coo_tensor(size=(2, 2))) is None
 
 
+def test_classes_are_asked():
+    assert private.classes_are_asked()
+    with torch._C.DisableTorchFunctionSubclass():
+        assert not private.classes_are_asked()
+
+
+def test_has_own_torch_function():
+    class Own(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            return super().__torch_function__(func, types, args, kwargs)
+
+    class Inherits(torch.Tensor):
+        pass
+
+    assert private.has_own_torch_function(Own)
+    assert not any(map(private.has_own_torch_function, (Inherits, torch.Tensor, torch.nn.Parameter)))
+
+
 def test_operators_heard():
     x, seen = torch.ones(2, requires_grad=True), []
     with private.operators_heard(lambda func, args, kwargs: seen.append(func._schema.name)):

@@ -48,6 +48,19 @@ class Steps(torch.Tensor):
         raise NotImplementedError(f"{func}")
 
 
+class Scaled(Steps):
+    """Scales what it multiplies by its own largest element, through which no gradient goes, and stops half of the rest."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is not nn.functional.linear:
+            return super().__torch_function__(func, types, args, kwargs)
+        x, weight, *bias = args
+        with torch.no_grad():
+            scale = x.abs().amax()
+        return nn.functional.linear(x / scale + x.detach(), weight.levels.to(weight.step.dtype) * weight.step, *bias)
+
+
 class Pair(torch.Tensor):
     """A float tensor that is the sum of two."""
 
@@ -81,10 +94,10 @@ class Pair(torch.Tensor):
         raise NotImplementedError(f"{func}")
 
 
-def quantised(linear):
+def quantised(linear, kind=Steps):
     with torch.no_grad():
         step = linear.weight.abs().amax(1, keepdim=True) / 127
-        linear.weight = nn.Parameter(Steps((linear.weight / step).round().to(torch.int8), step), requires_grad=False)
+        linear.weight = nn.Parameter(kind((linear.weight / step).round().to(torch.int8), step), requires_grad=False)
     return linear
 
 
@@ -152,6 +165,19 @@ def test_gradients_reach_floats_inside(dynamo):
     loaded(x).sum().backward()
     for name in ("original0", "original1"):
         torch.testing.assert_close(loaded.get_parameter(f"parametrizations.weight.{name}").grad, x.sum(0))
+
+
+def test_what_the_class_calls_is_seen(dynamo):
+    """Its no_grad() and detach() stop gradients, as in eager mode."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(5, 5), quantised(nn.Linear(5, 6), Scaled)), torch.randn(4, 5)
+    loaded = exporter.load(exporter.export(model, (x,), dynamo=dynamo))
+    inputs = [x.clone().requires_grad_() for _ in range(2)]
+    for module, given in zip((model, loaded), inputs, strict=True):
+        module(given).square().sum().backward()
+    torch.testing.assert_close(inputs[1].grad, inputs[0].grad, rtol=1e-4, atol=1e-6)
+    for name in ("0.weight", "0.bias", "1.bias"):
+        torch.testing.assert_close(loaded.get_parameter(name).grad, model.get_parameter(name).grad, rtol=1e-4, atol=1e-6)
 
 
 class Applied(torch.autograd.Function):

@@ -170,3 +170,42 @@ def test_autograd_does_not_see_a_change_in_place_under_no_grad(name, dynamo):
     y.sum().backward()
     expected.sum().backward()
     torch.testing.assert_close(x.grad, z.grad)
+
+
+class Units(torch.Tensor):
+    """A class with a __torch_function__ of its own, which stops gradients of what it scales, and calls all else as torch does."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.nn.functional.linear:
+            x, *rest = args
+            with torch.no_grad():
+                scale = x.as_subclass(torch.Tensor).abs().amax() + 1
+            return torch.nn.functional.linear(x.as_subclass(torch.Tensor) / scale, *rest)
+        if func is torch.tanh:
+            return torch.tanh(args[0].detach().as_subclass(torch.Tensor)) + args[0].as_subclass(torch.Tensor)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class OfUnits(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = torch.nn.Linear(3, 3)
+
+    def forward(self, x):
+        x = (x * 2).as_subclass(Units)
+        y = torch.nn.functional.linear(x + 1, self.linear.weight, self.linear.bias)
+        return torch.tanh(y.as_subclass(Units)).as_subclass(torch.Tensor) + x.as_subclass(torch.Tensor)
+
+
+def test_what_a_tensor_class_calls_is_seen():
+    """torch.export has no as_subclass; tests/exporter/forward/test_plain_tensors.py has a class that both take."""
+    model, x = OfUnits(), torch.randn(2, 3)
+    loaded = exporter.load(exporter.export(model, (x,), dynamo=False))
+    inputs = [x.clone().requires_grad_() for _ in range(2)]
+    for module, given in zip((model, loaded), inputs, strict=True):
+        module(given).square().sum().backward()
+    torch.testing.assert_close(inputs[1].grad, inputs[0].grad, rtol=1e-5, atol=1e-6)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(loaded.get_parameter(name).grad, parameter.grad, rtol=1e-5, atol=1e-6, msg=name)
