@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.utils import parametrize
 
+from symbolics.errors import ExportError
+from symbolics.text import clean
+
 __all__ = ["held_plainly"]
 
 
@@ -21,18 +24,32 @@ def held_plainly(model: Any) -> Iterator[None]:
 
     Args:
         model: A module; anything else is left alone.
+
+    Raises:
+        ExportError: One of floats needs a gradient, and what is inside does not: autograd gives it that of the operators on the whole.
     """
     found = list(_wrapping(model)) if isinstance(model, torch.nn.Module) else []
     with contextlib.ExitStack() as stack:
         for module, name, tensor in found:
             stack.callback(_put_back, module, module.__class__, dict(module._parameters), dict(module._buffers), dict(module._modules))
-            if tensor.requires_grad and not all(inner.is_floating_point() for inner in _inside(tensor)):
+            inside = _inside(tensor)
+            if tensor.requires_grad and not any(inner.requires_grad for inner in inside):
+                if all(inner.is_floating_point() for inner in inside):
+                    raise _of_the_whole(name, tensor)
                 tensor.requires_grad_(False)
                 stack.callback(tensor.requires_grad_)
             recipe = _Recipe.of(tensor)
             assert recipe is not None
             parametrize.register_parametrization(module, name, _Wrapping(recipe), unsafe=True)
         yield
+
+
+def _of_the_whole(name: str, tensor: torch.Tensor) -> ExportError:
+    kind = f"{clean(type(tensor).__module__)}'s tensor class {type(tensor).__name__}"
+    return ExportError(
+        f"the parameter {name!r} is of {kind}, which wraps other tensors and is trained as a whole: a file holds the tensors inside, of which none needs a gradient.\n"
+        "  way out: requires_grad_(False) for the export, or a plain torch.nn.Parameter of which forward makes the other"
+    )
 
 
 def _wrapping(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, torch.Tensor]]:

@@ -152,8 +152,9 @@ def test_it_equals_eager_in_a_fresh_process(dynamo):
 class Summed(nn.Module):
     def __init__(self):
         super().__init__()
-        parts = [torch.randn(3, generator=torch.Generator().manual_seed(seed)).requires_grad_() for seed in (0, 1)]
-        self.weight = nn.Parameter(Pair(*parts))
+        self.weight = nn.Parameter(Pair(*(torch.randn(3, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))))
+        for part in (self.weight.one, self.weight.two):  # a Parameter detaches what is inside
+            part.requires_grad_()
 
     def forward(self, x):
         return torch.mul(x, self.weight)
@@ -162,9 +163,10 @@ class Summed(nn.Module):
 def test_gradients_reach_floats_inside(dynamo):
     model, x = Summed(), torch.randn(2, 3)
     loaded = exporter.load(exporter.export(model, (x,), dynamo=dynamo))
-    loaded(x).sum().backward()
-    for name in ("original0", "original1"):
-        torch.testing.assert_close(loaded.get_parameter(f"parametrizations.weight.{name}").grad, x.sum(0))
+    loaded(x).square().sum().backward()
+    model(x).square().sum().backward()
+    for name, part in (("original0", model.weight.one), ("original1", model.weight.two)):
+        torch.testing.assert_close(loaded.get_parameter(f"parametrizations.weight.{name}").grad, part.grad)
 
 
 def test_what_the_class_calls_is_seen(dynamo):
@@ -178,6 +180,25 @@ def test_what_the_class_calls_is_seen(dynamo):
     torch.testing.assert_close(inputs[1].grad, inputs[0].grad, rtol=1e-4, atol=1e-6)
     for name in ("0.weight", "0.bias", "1.bias"):
         torch.testing.assert_close(loaded.get_parameter(name).grad, model.get_parameter(name).grad, rtol=1e-4, atol=1e-6)
+
+
+class Whole(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(Pair(torch.ones(3), torch.ones(3)))
+
+    def forward(self, x):
+        return torch.mul(x, self.weight)
+
+
+def test_one_that_is_trained_as_a_whole_is_refused(dynamo):
+    model, x = Whole(), torch.randn(2, 3)
+    before = _state(model)
+    with pytest.raises(exporter.ExportError, match=r"(?s)'weight' is of .*tensor class Pair.*trained as a whole.*way out"):
+        exporter.export(model, (x,), dynamo=dynamo)
+    assert _state(model) == before
+    model.weight.requires_grad_(False)
+    np.testing.assert_allclose(exporter.load(exporter.export(model, (x,), dynamo=dynamo))(x).detach(), model(x), rtol=1e-6)
 
 
 class Applied(torch.autograd.Function):
