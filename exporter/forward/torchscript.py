@@ -36,6 +36,7 @@ from symbolics.errors import ArgumentError
 from symbolics.graph.collector import without_gc
 from symbolics.node.dtypes import onnx_type
 from symbolics.node.names import UNCHECKED_KEY
+from symbolics.quirks import open_sizes
 
 __all__ = ["export_torchscript", "infer_node", "infer_shapes"]
 
@@ -163,15 +164,16 @@ def _translate_torchscript(
         draft = io.BytesIO()
         # Inputs of the graph are what torch's passes leave alone; finish() makes them initializers again.
         try:
-            original(
-                model,
-                args,
-                draft,
-                do_constant_folding=False,
-                export_params=False,
-                keep_initializers_as_inputs=True,
-                **options,
-            )
+            with open_sizes(trace.dynamic):
+                original(
+                    model,
+                    args,
+                    draft,
+                    do_constant_folding=False,
+                    export_params=False,
+                    keep_initializers_as_inputs=True,
+                    **options,
+                )
         except RuntimeError as error:
             if str(error).startswith("number of output names"):
                 raise ArgumentError(f"output_names: {error}") from error

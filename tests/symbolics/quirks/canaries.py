@@ -29,6 +29,7 @@ from tests.support import Calls, missing
 from tests.symbolics.quirks.tools import (
     differs,
     fails,
+    fails_to_export,
     gradient,
     op_types,
     torchscript_differs,
@@ -110,6 +111,14 @@ def floor_divide():
     except torch.onnx.errors.OnnxExporterError:
         return True
     return False
+
+
+def powers():
+    x, exponent = torch.tensor([1, 6, 8]), torch.tensor(0.3)
+    found = ReferenceEvaluator(ir.to_proto(translated(torch.pow, x, exponent))).run(
+        None, {"args_0": x.numpy(), "args_1": exponent.numpy()}
+    )[0]
+    return differs((found, torch.pow(x, exponent).numpy()))
 
 
 def broadcast_copies():
@@ -313,6 +322,22 @@ def unsorted():
 
 def stable_sorts():
     return fails(lambda x: torch.sort(x, stable=True), torch.tensor([3.0, 1.0]))
+
+
+@torch.jit.script
+def _rows_of_a_list(x: torch.Tensor, index: torch.Tensor, size: int) -> torch.Tensor:
+    shape = list(x.shape)
+    shape[0] = size
+    return torch.zeros(shape).index_add(0, index, x)
+
+
+def scripted_functions():
+    return torchscripted(lambda x: _rows_of_a_list(x, torch.tensor([0, 1, 1]), x.shape[0]), torch.ones(3, 2)) is None
+
+
+def lengths():
+    open_rows = (({0: torch.export.Dim("n", min=2)},),)
+    return fails_to_export(lambda x: x + torch.zeros(len(x), 1), torch.ones(3, 2), shapes=open_rows)
 
 
 def logarithms():

@@ -1,0 +1,82 @@
+"""len(x) of a tensor while a model is traced."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Collection, Iterator
+from contextvars import ContextVar
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from symbolics import torch_private as private
+from symbolics.quirks.quirk import Quirk
+
+__all__ = ["QUIRK", "lengths_stay_open", "open_sizes"]
+
+QUIRK = Quirk(
+    upstream="torch",
+    seen="2.13",
+    wrong="len(x) of an open axis is the example's number: torch.export gives up the open axis, TorchScript writes the number",
+)
+
+_len = len
+#: Packages whose functions no model is made of.
+_NOT_MODELS = {"builtins", "torch", "symbolics", "exporter", "abc", "typing", "collections"}
+#: In a trace of TorchScript, the example's sizes of the open axes.
+_open: ContextVar[Collection[int]] = ContextVar("_open", default=())
+_lock = threading.Lock()
+_shadowed: dict[int, int] = {}  # by the id of a module of Python: how many exports want its `len` to be ours
+
+
+def _length(x: Any, /) -> Any:
+    """`len`, which Python makes a number of: of a tensor, its first size, as ``x.shape[0]`` is."""
+    if not isinstance(x, torch.Tensor) or not x.dim():
+        return _len(x)
+    if not private.is_tracing():
+        return x.shape[0]
+    with private.paused_capture():
+        number = _len(x)
+    return x.shape[0] if number in _open.get() else _len(x)
+
+
+def _modules_of(model: torch.nn.Module) -> list[ModuleType]:
+    """The modules of Python of the packages that a model's classes come from, and the program's own."""
+    classes = {cls for module in model.modules() for cls in type(module).__mro__}
+    packages = {"__main__", *(cls.__module__.partition(".")[0] for cls in classes)} - _NOT_MODELS
+    return [module for name, module in list(sys.modules.items()) if name.partition(".")[0] in packages and isinstance(module, ModuleType)]
+
+
+@contextlib.contextmanager
+def lengths_stay_open(model: torch.nn.Module) -> Iterator[None]:
+    """While the block runs, `len` is ours in the packages of the model: Python's own cannot give a size that is open."""
+    ours: list[ModuleType] = []
+    with _lock:
+        for module in _modules_of(model):
+            held = vars(module)
+            if held.get("len", _length) is _length:  # not where somebody defines another
+                held["len"] = _length
+                _shadowed[id(module)] = _shadowed.get(id(module), 0) + 1
+                ours.append(module)
+    try:
+        yield
+    finally:
+        with _lock:
+            for module in ours:
+                _shadowed[id(module)] -= 1
+                if not _shadowed[id(module)]:
+                    del _shadowed[id(module)]
+                    vars(module).pop("len", None)
+
+
+@contextlib.contextmanager
+def open_sizes(sizes: Collection[int]) -> Iterator[None]:
+    """Which lengths are open in a trace of TorchScript, where each size is a tensor: the others stay numbers."""
+    token = _open.set(sizes)
+    try:
+        yield
+    finally:
+        _open.reset(token)
