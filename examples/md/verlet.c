@@ -25,7 +25,7 @@ const void *const *api;
 enum { /* slots of the OrtApi table, as stable as those of ort_abi.h */
     ERROR_MESSAGE = 2, CREATE_ENV = 3, CREATE_SESSION = 7, RUN = 9, CREATE_OPTIONS = 10, INTRA_THREADS = 24, SESSION_INPUTS = 30,
     SESSION_OUTPUTS = 31, INPUT_TYPE = 33, INPUT_NAME = 36, OUTPUT_NAME = 37, TENSOR_OF_DATA = 49, TENSOR_INFO = 55,
-    CPU_MEMORY = 69, ALLOCATOR = 78, RELEASE_ENV = 92, RELEASE_MEMORY = 94, RELEASE_SESSION = 95, RELEASE_VALUE = 96, RELEASE_TYPE = 98, RELEASE_OPTIONS = 100
+    CPU_MEMORY = 69, FREE = 76, ALLOCATOR = 78, RELEASE_ENV = 92, RELEASE_MEMORY = 94, RELEASE_SESSION = 95, RELEASE_VALUE = 96, RELEASE_TYPE = 98, RELEASE_OPTIONS = 100
 };
 #define ORT(slot, ...) CALL(slot, Status (*)(__VA_ARGS__))
 
@@ -49,7 +49,7 @@ static void *room(void *old, size_t count, size_t size) {
 /* ------------------------------------------------------------------------------------------- the file */
 
 typedef struct {
-    void *env, *options, *session, *memory;
+    void *env, *options, *session, *memory, *allocator;
     char *inputs[3], *outputs[2];
 } Field;
 
@@ -59,7 +59,7 @@ static Field open_field(const char *library, const char *path) {
     const ApiBase *(*base)(void) = (const ApiBase *(*)(void))dlsym(opened, "OrtGetApiBase");
     if (!base || !(api = base()->get_api(ORT_API))) stop(library, "this is no onnxruntime of 1.17 or newer");
     Field f;
-    void *allocator, *type;
+    void *type;
     const void *info;
     size_t inputs, outputs;
     check(ORT(CREATE_ENV, int, const char *, void **)(3, "verlet", &f.env), "the environment");
@@ -67,13 +67,12 @@ static Field open_field(const char *library, const char *path) {
     check(ORT(INTRA_THREADS, void *, int)(f.options, 1), "the options");
     check(ORT(CREATE_SESSION, void *, const char *, void *, void **)(f.env, path, f.options, &f.session), path);
     check(ORT(CPU_MEMORY, int, int, void **)(0, 0, &f.memory), "the memory");
-    check(ORT(ALLOCATOR, void **)(&allocator), "the allocator");
+    check(ORT(ALLOCATOR, void **)(&f.allocator), "the allocator");
     check(ORT(SESSION_INPUTS, void *, size_t *)(f.session, &inputs), path);
     check(ORT(SESSION_OUTPUTS, void *, size_t *)(f.session, &outputs), path);
     if (inputs != 3 || outputs != 2) stop(path, "a field takes positions, edges and shifts, and gives energy and forces");
-    /* The names are onnxruntime's, kept for as long as the program runs. */
-    for (size_t i = 0; i < 3; i++) check(ORT(INPUT_NAME, void *, size_t, void *, char **)(f.session, i, allocator, &f.inputs[i]), path);
-    for (size_t i = 0; i < 2; i++) check(ORT(OUTPUT_NAME, void *, size_t, void *, char **)(f.session, i, allocator, &f.outputs[i]), path);
+    for (size_t i = 0; i < 3; i++) check(ORT(INPUT_NAME, void *, size_t, void *, char **)(f.session, i, f.allocator, &f.inputs[i]), path);
+    for (size_t i = 0; i < 2; i++) check(ORT(OUTPUT_NAME, void *, size_t, void *, char **)(f.session, i, f.allocator, &f.outputs[i]), path);
     int element = 0;
     check(ORT(INPUT_TYPE, void *, size_t, void **)(f.session, 0, &type), path);
     check(ORT(TENSOR_INFO, const void *, const void **)(type, &info), path);
@@ -84,6 +83,8 @@ static Field open_field(const char *library, const char *path) {
 }
 
 static void close_field(Field *f) {
+    for (int i = 0; i < 3; i++) check(ORT(FREE, void *, void *)(f->allocator, f->inputs[i]), "the names");
+    for (int i = 0; i < 2; i++) check(ORT(FREE, void *, void *)(f->allocator, f->outputs[i]), "the names");
     CALL(RELEASE_MEMORY, void (*)(void *))(f->memory);
     CALL(RELEASE_SESSION, void (*)(void *))(f->session);
     CALL(RELEASE_OPTIONS, void (*)(void *))(f->options);

@@ -36,7 +36,7 @@ def _length(x: Any, /) -> Any:
     """`len`, which Python makes a number of: of a tensor, its first size, as ``x.shape[0]`` is."""
     if not isinstance(x, torch.Tensor) or not x.dim():
         return _len(x)
-    if not private.is_tracing():
+    if torch.compiler.is_dynamo_compiling() or not private.is_tracing():
         return x.shape[0]
     with private.paused_capture():
         number = _len(x)

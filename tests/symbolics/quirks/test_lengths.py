@@ -45,10 +45,24 @@ def of_known_axes(x, index):
     return sum(row * [1, 2][len(x[0]) - 2] for row in [x] * len(x.T)) + len([x]) + len("ab")
 
 
+def in_a_branch(x, index):
+    def longer(x):
+        return x / len(x) + len([x, x])
+
+    return torch.cond(x.sum() > 0, longer, lambda x: x * len(x), (x,)) + index[:, None]
+
+
+def of_what_is_no_tensor(x, index):
+    return x * len(np.ones(3)) + len({1: 2}) + len(x.shape) + index[:, None]
+
+
 BOTH = [(function, dynamo) for function in (sums, counted, cut, nested, of_known_axes) for dynamo in (True, False)]
 
 
-@pytest.mark.parametrize(("function", "dynamo"), [*BOTH, (of_what_is_computed, True)])  # a trace of TorchScript warns of that
+@pytest.mark.parametrize(
+    ("function", "dynamo"),
+    [*BOTH, (of_what_is_no_tensor, False), (of_what_is_no_tensor, True), (in_a_branch, True), (of_what_is_computed, True)],
+)  # a trace of TorchScript warns of that
 def test_an_open_axis_stays_open(function, dynamo):
     rows = torch.export.Dim("rows", min=2)
     program = exporter.export(
