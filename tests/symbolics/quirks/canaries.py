@@ -29,7 +29,6 @@ from tests.support import Calls, missing
 from tests.symbolics.quirks.tools import (
     differs,
     fails,
-    fails_to_export,
     gradient,
     op_types,
     torchscript_differs,
@@ -111,14 +110,6 @@ def floor_divide():
     except torch.onnx.errors.OnnxExporterError:
         return True
     return False
-
-
-def powers():
-    x, exponent = torch.tensor([1, 6, 8]), torch.tensor(0.3)
-    found = ReferenceEvaluator(ir.to_proto(translated(torch.pow, x, exponent))).run(
-        None, {"args_0": x.numpy(), "args_1": exponent.numpy()}
-    )[0]
-    return differs((found, torch.pow(x, exponent).numpy()))
 
 
 def broadcast_copies():
@@ -324,22 +315,6 @@ def stable_sorts():
     return fails(lambda x: torch.sort(x, stable=True), torch.tensor([3.0, 1.0]))
 
 
-@torch.jit.script
-def _rows_of_a_list(x: torch.Tensor, index: torch.Tensor, size: int) -> torch.Tensor:
-    shape = list(x.shape)
-    shape[0] = size
-    return torch.zeros(shape).index_add(0, index, x)
-
-
-def scripted_functions():
-    return torchscripted(lambda x: _rows_of_a_list(x, torch.tensor([0, 1, 1]), x.shape[0]), torch.ones(3, 2)) is None
-
-
-def lengths():
-    open_rows = (({0: torch.export.Dim("n", min=2)},),)
-    return fails_to_export(lambda x: x + torch.zeros(len(x), 1), torch.ones(3, 2), shapes=open_rows)
-
-
 def logarithms():
     x = torch.tensor([-7.0])
     found = ReferenceEvaluator(ir.to_proto(translated(torch.special.log_ndtr, x))).run(None, {"args_0": x.numpy()})[0]
@@ -493,10 +468,6 @@ def windows():
 
 def ranges():
     return any(node.op_type == "CastLike" for node in translated(lambda x: x + torch.arange(0, 2.5), torch.ones(3)).graph)  # 2.5 to an int
-
-
-def factories():
-    return torchscript_differs(lambda x: x + torch.logspace(0, x.shape[0], 3), torch.ones(3))
 
 
 def narrow_types():
