@@ -1,4 +1,4 @@
-"""A file of a force field in OpenMM: a PythonForce (OpenMM 8.4 or newer), whose function runs the file.
+"""A file of a force field in OpenMM: a PythonForce, as OpenMM 8.6 has it, whose function runs the file.
 
 system.addForce(file_force("field.onnx", cutoff=2.0, length=4.8))
 

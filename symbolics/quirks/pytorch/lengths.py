@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
@@ -28,8 +28,6 @@ _len = len
 _NOT_MODELS = {"builtins", "torch", "symbolics", "exporter", "abc", "typing", "collections"}
 #: In a trace of TorchScript, the example's sizes of the open axes.
 _open: ContextVar[Collection[int]] = ContextVar("_open", default=())
-_lock = threading.Lock()
-_shadowed: dict[int, int] = {}  # by the id of a module of Python: how many exports want its `len` to be ours
 
 
 def _length(x: Any, /) -> Any:
@@ -50,26 +48,9 @@ def _modules_of(model: torch.nn.Module) -> list[ModuleType]:
     return [module for name, module in list(sys.modules.items()) if name.partition(".")[0] in packages and isinstance(module, ModuleType)]
 
 
-@contextlib.contextmanager
-def lengths_stay_open(model: torch.nn.Module) -> Iterator[None]:
+def lengths_stay_open(model: torch.nn.Module) -> AbstractContextManager[None]:
     """While the block runs, `len` is ours in the packages of the model: Python's own cannot give a size that is open."""
-    ours: list[ModuleType] = []
-    with _lock:
-        for module in _modules_of(model):
-            held = vars(module)
-            if held.get("len", _length) is _length:  # not where somebody defines another
-                held["len"] = _length
-                _shadowed[id(module)] = _shadowed.get(id(module), 0) + 1
-                ours.append(module)
-    try:
-        yield
-    finally:
-        with _lock:
-            for module in ours:
-                _shadowed[id(module)] -= 1
-                if not _shadowed[id(module)]:
-                    del _shadowed[id(module)]
-                    vars(module).pop("len", None)
+    return private.standing_for_len(_length, _modules_of(model))
 
 
 @contextlib.contextmanager
