@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 
 import numpy as np
@@ -177,7 +178,12 @@ def of_torch_itself(x):
     return first + second
 
 
-@pytest.mark.parametrize("function", [scripted, of_torch_itself])
-def test_what_no_call_of_python_takes_apart_is_said_of_the_model(function):
-    (message,) = kept(function)
+def test_what_a_scripted_function_takes_apart_is_said_by_line():
+    (message,) = kept(scripted)
+    assert f"at {__name__}:{inspect.getsourcelines(scripted._torchdynamo_inline)[1] + 2} " in message
+    assert "the open axis 'n'" in message
+
+
+def test_what_no_call_of_python_takes_apart_is_said_of_the_model():
+    (message,) = kept(of_torch_itself)
     assert message.startswith("the model takes a tensor apart along the open axis 'n': the file has 2 parts")
