@@ -1,6 +1,7 @@
 """Molecular dynamics from a file, with numpy and onnxruntime alone: velocity Verlet in a periodic box.
 
     python -m examples.md.run field.onnx [--steps 1000]
+    python -m examples.md.run field.onnx --write-start start.txt        # where verlet.c begins
 
 No torch, and nothing of pythonop: the file is plain ONNX, gradient included. `python -m examples.md.compare` runs eager PyTorch beside it.
 """
@@ -15,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
-__all__ = ["DT", "forces_of", "neighbours", "simulate", "start"]
+__all__ = ["DT", "forces_of", "neighbours", "read_state", "simulate", "start", "write_state"]
 
 DT = 0.002
 _CUTOFF, _SKIN = 2.0, 0.3
@@ -48,6 +49,19 @@ def start(side: int, dtype: type, temperature: float = 0.5) -> tuple[np.ndarray,
     positions = ((cells + basis).reshape(-1, 3) * 1.6 + 0.01 * draw.standard_normal((4 * side**3, 3))).astype(dtype)
     velocities = np.sqrt(temperature) * draw.standard_normal(positions.shape)
     return positions, (velocities - velocities.mean(0)).astype(dtype), length
+
+
+def write_state(path: str | Path, positions: np.ndarray, velocities: np.ndarray, length: float) -> None:
+    """Write a state as text: the number of atoms and the length of the box, then a line an atom, with position and velocity, exact to the last bit."""
+    lines = [f"{len(positions)} {length:.17g}", *(" ".join(f"{x:.17g}" for x in row) for row in np.hstack([positions, velocities]))]
+    Path(path).write_text("\n".join(lines) + "\n")
+
+
+def read_state(path: str | Path) -> tuple[np.ndarray, np.ndarray, float]:
+    """Positions and velocities (atoms, 3), float64, and the length of the box, of what `write_state` or verlet.c has written."""
+    head, *rows = Path(path).read_text().splitlines()
+    state = np.array([row.split() for row in rows], dtype=np.float64).reshape(int(head.split()[0]), 6)
+    return state[:, :3], state[:, 3:], float(head.split()[1])
 
 
 def neighbours(positions: np.ndarray, length: float, cutoff: float) -> tuple[np.ndarray, np.ndarray]:
@@ -94,9 +108,13 @@ def main() -> None:
     parser.add_argument("file")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--side", type=int, default=3, help="cells of four atoms along an edge of the box")
+    parser.add_argument("--write-start", metavar="FILE", help="write the start to this file, and run nothing")
     options = parser.parse_args()
     forces, dtype = forces_of(options.file)
     positions, velocities, length = start(options.side, dtype)
+    if options.write_start:
+        write_state(options.write_start, positions, velocities, length)
+        return
     energies: list[float] = []
     before = time.perf_counter()
     simulate(forces, positions, velocities, length, options.steps, lambda step, energy, _: energies.append(energy))

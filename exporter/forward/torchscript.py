@@ -37,6 +37,7 @@ from symbolics.errors import ArgumentError
 from symbolics.graph.collector import without_gc
 from symbolics.node.dtypes import onnx_type
 from symbolics.node.names import UNCHECKED_KEY
+from symbolics.quirks import open_sizes
 
 __all__ = ["export_torchscript", "infer_node", "infer_shapes"]
 
@@ -159,7 +160,11 @@ def _translate_torchscript(
         examples = dynamic_sizes((args, keywords), options["input_names"], options.get("dynamic_axes"))
         trace.sizes.dynamic = set(examples.values())
         trace.state = named
-        with all_buffers_named(model, named, trace.pairs if recorder.chosen.calls.items else None), symbolics_registered(opset or 9, trace):
+        with (
+            all_buffers_named(model, named, trace.pairs if recorder.chosen.calls.items else None),
+            symbolics_registered(opset or 9, trace),
+            open_sizes(trace.sizes.dynamic),
+        ):
             draft = _draft(original, model, args, options)
         recorder.capture.missed |= {name for name, buffer in model.named_buffers() if kept.has_changed(buffer)}
         translated = _read(draft, options)

@@ -46,6 +46,7 @@ from symbolics.quirks.pytorch.gaussian_nll import GAUSSIAN_NLL
 from symbolics.quirks.pytorch.half_results import HALF_RESULTS
 from symbolics.quirks.pytorch.instance_norm_statistics import INSTANCE_NORM
 from symbolics.quirks.pytorch.integers import BITS, XOR, promoting
+from symbolics.quirks.pytorch.lengths import lengths_stay_open, open_sizes
 from symbolics.quirks.pytorch.logarithms import LOGARITHMS
 from symbolics.quirks.pytorch.losses import LOSSES
 from symbolics.quirks.pytorch.mixed_norms import MIXED_NORMS
@@ -64,6 +65,7 @@ from symbolics.quirks.pytorch.repeats import REPEATS
 from symbolics.quirks.pytorch.rounding import ROUNDING
 from symbolics.quirks.pytorch.scalars import SCALARS
 from symbolics.quirks.pytorch.scatters import SCATTERS
+from symbolics.quirks.pytorch.scripted_functions import scripts_as_python
 from symbolics.quirks.pytorch.sizes import SIZES
 from symbolics.quirks.pytorch.softplus_threshold import SOFTPLUS
 from symbolics.quirks.pytorch.splits import SPLITS
@@ -101,6 +103,7 @@ __all__ = [
     "copied",
     "cumulative_statistics",
     "float64_by_default",
+    "open_sizes",
     "read_copies",
     "reshapes_with_sizes",
     "spelled",
@@ -117,6 +120,8 @@ TRACED: tuple[Callable[[torch.nn.Module], AbstractContextManager[None]], ...] = 
     builtins_of_eager,
     kernels_looked_up_anew,
     switches_known,
+    lengths_stay_open,
+    scripts_as_python,
 )
 
 #: In place of a call that a model makes while it is traced: takes the function, its arguments and its keyword arguments.
@@ -207,6 +212,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
     from symbolics.quirks.torchlib.extrema import amax, amin
     from symbolics.quirks.torchlib.floor_divide import floor_divide
     from symbolics.quirks.torchlib.integer_products import int_mm
+    from symbolics.quirks.torchlib.powers import power, power_by_number
     from symbolics.quirks.torchlib.ranges import arange_start
     from symbolics.quirks.torchlib.squeezes import squeeze
     from symbolics.quirks.torchlib.windows import windows
@@ -229,6 +235,8 @@ def translations() -> dict[Any, Callable[..., Any]]:
         aten.full.default: full,
         aten.full_like.default: full_like,
         aten.hardtanh.default: hardtanh,
+        aten.pow.Tensor_Scalar: power_by_number,
+        aten.pow.Tensor_Tensor: power,
         aten.relu6.default: relu6,
         aten.scalar_tensor.default: scalar_tensor,
         aten.squeeze.dim: squeeze,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ __all__ = [
     "overwrite_traced",
     "paused_capture",
     "replace_traced",
+    "scripts_run_as_python",
     "set_traced_value",
     "sized_by_values",
     "sizes_behind",
@@ -202,6 +204,34 @@ def inner_function(name: str) -> Any:
 def is_tracing() -> bool:
     """Whether torch.jit is tracing in this thread."""
     return torch._C._get_tracing_state() is not None
+
+
+_scripts = threading.Lock()
+_called_script = torch.jit.ScriptFunction.__call__
+_exports = 0
+
+
+def _call_script(self: Any, *args: Any, **kwargs: Any) -> Any:
+    written = getattr(self, "_torchdynamo_inline", None)  # the function that torch.jit.script was given; nothing public has it
+    if written is None or not is_tracing() or any(self.inlined_graph.findAllNodes(kind) for kind in ("prim::If", "prim::Loop")):
+        return _called_script(self, *args, **kwargs)
+    return written(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def scripts_run_as_python() -> Iterator[None]:
+    """While the block runs, a function of torch.jit.script that a trace calls runs as the Python it was made of, where it has no branch and no loop."""
+    global _exports
+    with _scripts:
+        _exports += 1
+        torch.jit.ScriptFunction.__call__ = _call_script  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        with _scripts:
+            _exports -= 1
+            if not _exports:
+                torch.jit.ScriptFunction.__call__ = _called_script  # type: ignore[method-assign]
 
 
 def traced_producer(tensor: torch.Tensor) -> Any:

@@ -450,3 +450,17 @@ def test_run_forward_pre_hooks():
     module.register_forward_pre_hook(lambda own, args, kwargs: said.append((own, args, kwargs)), with_kwargs=True)
     private.run_forward_pre_hooks(module)
     assert said == [(module, ()), (module, (), {})]
+
+
+def test_scripts_run_as_python():
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    script = torch.jit.script(doubled)
+    assert script._torchdynamo_inline is doubled
+    with private.scripts_run_as_python():
+        plain = torch.jit.trace(lambda x: script(x), (torch.ones(2),), check_trace=False)
+        assert script(torch.ones(2)).tolist() == [2, 2]
+    as_it_is = torch.jit.trace(lambda x: script(x), (torch.ones(2),), check_trace=False)
+    called = [any(node.kind() == "prim::CallFunction" for node in traced.graph.nodes()) for traced in (plain, as_it_is)]
+    assert called == [False, True]

@@ -9,7 +9,9 @@ import inspect
 import io
 import logging
 import math
+import sys
 import threading
+import types
 import warnings
 
 import onnx_ir
@@ -380,3 +382,17 @@ def test_rules_by_operator_of_another_onnxscript(rules, monkeypatch):
     monkeypatch.setattr(rewriter, "_DEFAULT_REWRITE_RULES", rules)
     with private.rules_by_operator():
         assert rewriter._DEFAULT_REWRITE_RULES is rules
+
+
+def test_standing_for_len():
+    here, other = sys.modules[__name__], types.ModuleType("other")
+    other.len = own = functools.partial(len)
+    mine = functools.partial(len)
+    with private.standing_for_len(mine, [here, other]):
+        assert vars(here)["len"] is mine
+        assert other.len is own
+        with private.standing_for_len(mine, [here]), private.own_builtins():
+            assert "len" not in vars(here)
+        assert vars(here)["len"] is mine
+    assert "len" not in vars(here)
+    assert other.len is own

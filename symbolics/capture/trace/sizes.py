@@ -1,6 +1,6 @@
 """Sizes in a trace: ``x.shape[0]`` is a tensor there, and what makes a number of it keeps the example's.
 
-So do ``len(x)``, ``int(x.shape[0])`` and ``range(x.shape[0])``, and what takes a tensor into as many parts as the example has (``x.split(2)``, ``for row in x``);
+So do ``int(x.shape[0])`` and ``range(x.shape[0])``, and what takes a tensor into as many parts as the example has (``x.split(2)``, ``for row in x``);
 torch.export gives up the open axis instead. Which of them are of open axes, `exporter.forward.open_axes` sees in the translated graph.
 """
 

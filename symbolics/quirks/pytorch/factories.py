@@ -1,22 +1,24 @@
-"""Tensors made of numbers: ranges and unit matrices of small types, in torch.onnx.export(dynamo=False) with sizes that are open."""
+"""Tensors made of numbers: of lists, ranges and unit matrices of small types, in torch.onnx.export(dynamo=False) with sizes that are open."""
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from symbolics import torch_private as private
 from symbolics.quirks.quirk import Quirk
-from symbolics.quirks.rewriting import Rewrite, instead, instead_in_torchscript
+from symbolics.quirks.rewriting import Rewrite, instead, instead_in_torchscript, stopped
 
 __all__ = ["FACTORIES", "QUIRK"]
 
 QUIRK = Quirk(
     upstream="torch",
     seen="2.13",
-    wrong="TorchScript writes Range and EyeLike of types that ONNX or onnxruntime has them not for, has no logspace, gives float64 for a linspace of an open number of steps, and makes arange(0.5, n, 1.7) of int32 "
+    wrong="TorchScript writes Range and EyeLike of types that ONNX or onnxruntime has them not for, has no logspace, gives float64 for a linspace of an open number of steps, keeps the example's sizes in torch.tensor([x.shape[0]]), and makes arange(0.5, n, 1.7) of int32 "
     "of the numbers without their fractions; dynamo refuses a step below 1 there, and makes an open number of steps of linspace the example's",
 )
 
@@ -79,7 +81,47 @@ def _linspace(start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = N
     return torch.where(places < half, start + step * places.to(dtype), end - step * (steps - 1 - places).to(dtype))
 
 
+def _dtype_of(leaf: Any) -> torch.dtype:
+    return (
+        leaf.dtype
+        if isinstance(leaf, torch.Tensor)
+        else torch.get_default_dtype()
+        if isinstance(leaf, float)
+        else torch.bool
+        if isinstance(leaf, bool)
+        else torch.int64
+    )
+
+
+def _tensor(data: Any, *, dtype: torch.dtype | None = None, requires_grad: bool = False, **how: Any) -> Any:
+    """Of lists with tensors in them, as the sizes of a trace are: TorchScript keeps the values of the example."""
+    leaves = pytree.tree_leaves(data)
+    simple = all(isinstance(leaf, (int, float)) or (isinstance(leaf, torch.Tensor) and not leaf.dim()) for leaf in leaves)
+    if not isinstance(data, (list, tuple)) or not simple or not any(isinstance(leaf, torch.Tensor) for leaf in leaves) or requires_grad:
+        return NotImplemented
+    kind = dtype or functools.reduce(torch.promote_types, map(_dtype_of, leaves))
+
+    def made(part: Any) -> torch.Tensor:
+        if isinstance(part, (list, tuple)):
+            return torch.stack([made(each) for each in part])
+        if not isinstance(part, torch.Tensor):
+            return torch.full((), part, dtype=kind, **how)
+        return (stopped(part.detach()) if part.is_floating_point() else part).to(kind)
+
+    return made(data)
+
+
+def _as_tensor(data: Any, **how: Any) -> Any:
+    """Of lists with open sizes in them, which torch.export makes numbers of here, and not in torch.tensor."""
+    if private.is_tracing():
+        return _tensor(data, **how)
+    open_ = isinstance(data, (list, tuple)) and any(isinstance(leaf, torch.SymInt) for leaf in pytree.tree_leaves(data))
+    return torch.tensor(data, **how) if open_ else NotImplemented
+
+
 FACTORIES: dict[Any, Rewrite] = {
+    torch.as_tensor: instead(_as_tensor),
+    torch.tensor: instead_in_torchscript(_tensor),
     torch.arange: instead(_arange),
     torch.eye: instead_in_torchscript(_eye),
     torch.linspace: instead(_linspace),

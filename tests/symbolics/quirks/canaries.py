@@ -474,10 +474,6 @@ def ranges():
     return any(node.op_type == "CastLike" for node in translated(lambda x: x + torch.arange(0, 2.5), torch.ones(3)).graph)  # 2.5 to an int
 
 
-def factories():
-    return torchscript_differs(lambda x: x + torch.logspace(0, x.shape[0], 3), torch.ones(3))
-
-
 def narrow_types():
     return torchscript_differs(lambda x: torch.softmax(x, 0, dtype=torch.float32), torch.arange(3))
 

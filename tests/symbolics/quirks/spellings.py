@@ -53,6 +53,8 @@ _SAMPLES: dict[str, list[tuple[Any, ...]]] = {  # those that the database does n
     "randperm": [(3,)],
     "unfold": [(_x, 1, 2, 1), (_x, -2, 2, 1)],
     "where": [(_x > 0, _x > 1, _x > -1), (_x > 0, _x, _x.flip(0)), (_x > 0, _x, 0.5), (_x, _x > 0, _x.flip(0))],
+    "tensor": [([1, 2.5],), (((1, 2), (3, 4)),), (2,)],
+    "as_tensor": [([1, 2.5],), (_x,), (2,)],
     "bernoulli_": [(_x, 0.5), (_x, _x.sigmoid())],
     "copy_": [(_x, _x.flip(0)), (_x, torch.tensor(2))],
     "detach_": [(_x,)],

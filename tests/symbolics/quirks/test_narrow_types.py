@@ -31,6 +31,36 @@ def _factories(x):
         torch.linspace(-1.0, 1.0, n),
         torch.linspace(0, n, 7, dtype=torch.float64),
         torch.linspace(3, 5, steps=n, dtype=torch.float64),
+        torch.tensor([n]),
+        torch.tensor([0, n, 3]),
+        torch.tensor([[n, 1.5], [2, n]], dtype=torch.float64),
+        torch.tensor([n, 0.5]),
+        torch.tensor((n, n), dtype=torch.int32),
+        torch.as_tensor([[n], [2]]),
+    )
+
+
+def _powers(x):
+    """By tensors with and without axes, and by numbers; integers of negative powers are nothing that anybody computes."""
+    whole, some = (x * 3).round().abs().long() + 1, x.abs() + 0.5
+    bases = [whole, whole[0], some, x > 0, *(whole.to(dtype) for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32))]
+    exponents = [
+        torch.tensor(0.3),
+        torch.tensor(0.3, dtype=torch.float64),
+        some,
+        some.double(),
+        torch.tensor(2),
+        whole % 3,
+        x > 0,
+        (whole % 3).to(torch.uint8),
+    ]
+    pairs = [(base, exponent) for base in bases for exponent in exponents if not base.dtype == exponent.dtype == torch.bool]
+    return (
+        x * 1,
+        *(base**exponent for base, exponent in pairs),
+        *(base**number for base in bases for number in (2, 0.5)),
+        2**whole,
+        1.5**whole,
     )
 
 
@@ -55,7 +85,7 @@ class Made(torch.nn.Module):
         return self.make(x)
 
 
-@pytest.mark.parametrize("model", [_factories, _operators])
+@pytest.mark.parametrize("model", [_factories, _operators, _powers])
 def test_equals_eager_at_two_sizes(model, dynamo):
     x, longer = torch.tensor([0.9, -1.2, 2.1, 0.1]), torch.tensor([0.7, 1.4, -2.5, 0.0, 3.1, -0.4, 1.1])
     program = exporter.export(Made(model), (x,), dynamo=dynamo, dynamic_shapes=({0: torch.export.Dim("n") if dynamo else "n"},))

@@ -13,7 +13,13 @@ from symbolics.quirks import SPELLINGS, spelled
 from tests.symbolics.quirks.spellings import FUNCTIONS, NUMPY, differences, sweep, title
 
 #: What the stubs list and the parser does not take, and draws that are made without a tensor.
-NO_CALLS = {("normal", "size"), ("scaled_dot_product_attention", "enable_gqa"), ("requires_grad_", "mode")}
+NO_CALLS = {
+    ("normal", "size"),
+    ("tensor", "pin_memory"),
+    ("as_tensor", "device"),
+    ("scaled_dot_product_attention", "enable_gqa"),
+    ("requires_grad_", "mode"),
+}
 STUBS = pathlib.Path(torch.__file__).parent / "_C"
 
 

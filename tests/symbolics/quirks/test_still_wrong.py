@@ -12,7 +12,7 @@ from packaging.version import Version
 
 from symbolics import quirks
 from symbolics.quirks import elsewhere
-from tests.symbolics.quirks import canaries, canaries_of_onnxruntime
+from tests.symbolics.quirks import canaries, canaries_of_onnxruntime, canaries_of_sizes
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -31,7 +31,7 @@ FURTHER = {
 }
 CANARIES = {
     name: canary
-    for module in (canaries, canaries_of_onnxruntime)
+    for module in (canaries, canaries_of_onnxruntime, canaries_of_sizes)
     for name, canary in inspect.getmembers(module, inspect.isfunction)
     if canary.__module__ == module.__name__ and not name.startswith("_")
 }
@@ -42,9 +42,7 @@ RIGHT_FROM = {"empty_batches": "1.32", "empty_products": "1.32", "empty_reductio
 
 def test_each_quirk_has_a_canary_and_each_canary_a_quirk():
     found = {FURTHER.get(name, name) for name in CANARIES}
-    assert not set(QUIRKS) - found, (
-        f"without a canary, a function of that name in canaries.py or canaries_of_onnxruntime.py: {set(QUIRKS) - found}"
-    )
+    assert not set(QUIRKS) - found, f"without a canary, a function of that name in canaries*.py: {set(QUIRKS) - found}"
     assert not found - set(QUIRKS), (
         f"canaries without a file of that name, an entry of elsewhere.py or of FURTHER here: {found - set(QUIRKS)}"
     )

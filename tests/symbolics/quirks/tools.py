@@ -82,6 +82,15 @@ def translated_rank(function):
     return len(onnx.load_from_string(file.getvalue()).graph.output[0].type.tensor_type.shape.dim)
 
 
+def fails_to_export(function, *args, shapes):
+    """Whether torch.export cannot take a function of these open axes."""
+    try:
+        torch.export.export(Calls(function), args, dynamic_shapes=shapes, strict=False)
+    except Exception:
+        return True
+    return False
+
+
 def fails(function, *args):
     try:
         translated(function, *args)

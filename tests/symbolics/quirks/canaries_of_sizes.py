@@ -1,0 +1,37 @@
+"""As canaries.py: sizes that are open, and the types of integers."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import torch
+from onnx.reference import ReferenceEvaluator
+
+from tests.symbolics.quirks.tools import differs, fails_to_export, torchscript_differs, torchscripted, translated
+
+
+def factories():
+    return torchscript_differs(lambda x: x + torch.logspace(0, x.shape[0], 3), torch.ones(3))
+
+
+def powers():
+    x, exponent = torch.tensor([1, 6, 8]), torch.tensor(0.3)
+    found = ReferenceEvaluator(ir.to_proto(translated(torch.pow, x, exponent))).run(
+        None, {"args_0": x.numpy(), "args_1": exponent.numpy()}
+    )[0]
+    return differs((found, torch.pow(x, exponent).numpy()))
+
+
+@torch.jit.script
+def _rows_of_a_list(x: torch.Tensor, index: torch.Tensor, size: int) -> torch.Tensor:
+    shape = list(x.shape)
+    shape[0] = size
+    return torch.zeros(shape).index_add(0, index, x)
+
+
+def scripted_functions():
+    return torchscripted(lambda x: _rows_of_a_list(x, torch.tensor([0, 1, 1]), x.shape[0]), torch.ones(3, 2)) is None
+
+
+def lengths():
+    open_rows = (({0: torch.export.Dim("n", min=2)},),)
+    return fails_to_export(lambda x: x + torch.zeros(len(x), 1), torch.ones(3, 2), shapes=open_rows)
