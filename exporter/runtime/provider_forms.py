@@ -7,23 +7,38 @@ what would cost the CPU time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import numpy as np
 import onnx_ir as ir
 
 from exporter.runtime.convolution_forms import weights_of_convolutions
+from exporter.runtime.narrow import narrow_integers
+from exporter.runtime.pool_forms import maxima_by_windows
+from exporter.runtime.webgpu_forms import (
+    batches_normalized,
+    bits_by_division,
+    booleans_as_numbers,
+    fills_by_expand,
+    functions_written_out,
+    logarithms_of_softmax,
+    scans_unrolled,
+    signs_by_comparisons,
+    sums_in_pairs,
+)
+from symbolics.errors import ArgumentError
 from symbolics.graph.copies import replace
 from symbolics.graph.emitter import Emitter
 from symbolics.graph.scope import Scope, free_prefix
 from symbolics.graph.values import array_of, attr, static_shape
 from symbolics.graph.walk import captured, remove_unread, subgraphs, unread, walk
 from symbolics.node.names import ADD_ROWS, ROWS_DOMAIN
+from symbolics.text import shown
 
 #: Constants of so many elements at most are written into a body that reads them.
 SMALL = 64
 
-__all__ = ["FORMS", "captures_as_states", "rows_at_once", "rows_of_infinity", "sums_over_repeats", "write_forms"]
+__all__ = ["FORMS", "NARROW", "captures_as_states", "rows_at_once", "rows_of_infinity", "sums_over_repeats", "write_file", "write_forms"]
 
 
 def rows_at_once(model: ir.Model) -> int:
@@ -203,7 +218,14 @@ def _asks_for_rows(node: ir.Node) -> ir.Node | None:
 #: nodes that the others look at.
 FORMS: Mapping[str, tuple[Callable[[ir.Model], int], ...]] = {
     "openvino": (weights_of_convolutions, rows_at_once, sums_over_repeats, rows_of_infinity, captures_as_states),
-}
+    "webgpu": (
+        functions_written_out, maxima_by_windows, rows_at_once, scans_unrolled, batches_normalized, logarithms_of_softmax, sums_in_pairs,
+        signs_by_comparisons, fills_by_expand, bits_by_division, booleans_as_numbers,
+    ),
+}  # fmt: skip
+
+#: Providers that have no integers of 64 bits to compute with: files that are written for them take int32.
+NARROW = frozenset({"webgpu"})
 
 
 def write_forms(names: Iterable[str], model: ir.Model) -> bool:
@@ -214,3 +236,33 @@ def write_forms(names: Iterable[str], model: ir.Model) -> bool:
     if changed:
         remove_unread(model.graph, before)
     return changed > 0
+
+
+def write_file(name: str, model: ir.Model, carried: Collection[str] = ()) -> list[str]:
+    """Write a model in the forms of one provider, for a file; in place.
+
+    In memory a session takes what the file says. A file may say it anew: integers of 64 bits become such of 32 where the provider lacks them.
+
+    Args:
+        name: A name of `FORMS`.
+        model: The model.
+        carried: Outputs that are inputs of the next run.
+
+    Returns:
+        The names of the inputs that took int64 and now take int32.
+
+    Raises:
+        ArgumentError: There are no forms for such a provider.
+    """
+    if name not in FORMS:
+        raise ArgumentError(
+            f"there are no forms for the provider {shown(str(name))}: {' and '.join(sorted(FORMS))} have some, others take a file as it is written"
+        )
+    before = unread(model.graph)
+    narrowed: list[str] = []
+    if name in NARROW:
+        functions_written_out(model)
+        narrowed = narrow_integers(model, carried)
+    write_forms([name], model)
+    remove_unread(model.graph, before)
+    return narrowed

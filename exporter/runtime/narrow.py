@@ -1,0 +1,156 @@
+"""int64 as int32, for files that a provider without integers of 64 bits opens: WebGPU in a browser.
+
+All inputs of int64 take int32, and what is computed of them without growing is int32, too. What wants int64 has it again by a Cast, and so have outputs, but
+for those that are inputs of the next run. Shapes and axes stay what they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from symbolics.graph.scope import Scope, free_prefix
+from symbolics.graph.values import fixed_array, name_of
+from symbolics.graph.walk import subgraphs, walk
+
+__all__ = ["narrow_integers"]
+
+_I32, _I64 = ir.DataType.INT32, ir.DataType.INT64
+#: Operators whose results are no larger than what goes in, or one more: a product of two int32 would need more bits.
+_SMALL = frozenset(
+    """
+    Abs Add BitwiseAnd BitwiseOr Cast CastLike Concat Div Equal Expand Flatten Gather GatherElements Greater GreaterOrEqual Identity Less LessOrEqual
+    Max Min Mod Neg ReduceMax ReduceMin Reshape ScatterElements Slice Split Squeeze Sub Tile Transpose Unsqueeze Where
+    """.split()
+)
+
+
+def narrow_integers(model: ir.Model, carried: Collection[str] = ()) -> list[str]:
+    """Let int64 inputs of a graph be int32, in place.
+
+    Args:
+        model: Its nodes stand in an order in which they can run.
+        carried: Outputs that are inputs of the next run: they become int32 where they are int64.
+
+    Returns:
+        The names of the inputs that were int64.
+    """
+    graph = model.graph
+    inputs = [value for value in graph.inputs if value.dtype is _I64 and not value.is_initializer()]
+    if inputs:
+        _Narrowing(model, inputs).run(carried)
+    return [name_of(value) for value in inputs]
+
+
+class _Narrowing:
+    def __init__(self, model: ir.Model, inputs: list[ir.Value]) -> None:
+        self.graph, self.opset = model.graph, model.opset_imports.get("", 18)
+        self.scope = Scope(free_prefix(model.graph, "form/int/"), lambda value: False)
+        self.small = set(inputs)  # int32 now
+        self.wide: dict[ir.Value, ir.Value] = {}  # the same in int64
+        for value in inputs:
+            value.type = ir.TensorType(_I32)
+
+    def run(self, carried: Collection[str]) -> None:
+        for node in list(self.graph):
+            read = [value for inner in walk([node]) for value in inner.inputs if value in self.small]
+            read += [value for body in _bodies(node) for value in body.outputs if value in self.small]
+            if read and not self._narrowed(node):
+                self._widened(node)
+        for place, output in enumerate(self.graph.outputs):
+            if output in self.small and name_of(output) not in carried and not output.is_graph_input():
+                self._cast_output(place, output, _I64)
+            elif output.dtype is _I64 and name_of(output) in carried:  # of no input: a shape, a constant
+                self._cast_output(place, output, _I32)
+        self.scope.register(self.graph)
+
+    def _narrowed(self, node: ir.Node) -> bool:
+        """Let a node compute in int32 where it can; whether it does."""
+        types = _types(node, self.opset)
+        if types is None or subgraphs(node):
+            return False
+        inputs, outputs, allowed = types
+        mine = {kind for kind, value in zip(inputs, node.inputs, strict=True) if value in self.small}
+        if not all("tensor(int32)" in allowed.get(kind, ()) for kind in mine):
+            return False
+        computed = mine & set(outputs)
+        if computed and node.op_type not in _SMALL:
+            return False
+        replaced: dict[int, ir.Value] = {}
+        for place, (kind, value) in enumerate(zip(inputs, node.inputs, strict=True)):
+            if kind in mine and value is not None and value not in self.small:
+                small = self._small(node, value)
+                if small is None:
+                    return False
+                replaced[place] = small
+        for place, value in replaced.items():
+            node.replace_input_with(place, value)
+        for kind, output in zip(outputs, node.outputs, strict=True):
+            if kind in computed:
+                output.type = ir.TensorType(_I32)
+                self.small.add(output)
+        return True
+
+    def _small(self, node: ir.Node, value: ir.Value) -> ir.Value | None:
+        """Another operand in int32; None where it is a number that does not fit."""
+        array = fixed_array(value)
+        if array is None:
+            return self._cast(value, _I32, before=node)
+        if array.size and (array.max() > np.iinfo(np.int32).max or array.min() < np.iinfo(np.int32).min):
+            return None
+        return self.scope.constant(array, _I32)
+
+    def _widened(self, node: ir.Node) -> None:
+        """Let a node, and its bodies, read int64 as before."""
+        for inner in walk([node]):
+            for place, value in enumerate(inner.inputs):
+                if value is not None and value in self.small:
+                    inner.replace_input_with(place, self._of(value, node))
+        for body in _bodies(node):
+            for place, value in enumerate(body.outputs):
+                if value in self.small:
+                    body.outputs[place] = self._of(value, node)
+
+    def _of(self, value: ir.Value, node: ir.Node) -> ir.Value:
+        if value not in self.wide:
+            self.wide[value] = self._cast(value, _I64, before=node)
+        return self.wide[value]
+
+    def _cast(self, value: ir.Value, kind: ir.DataType, *, before: ir.Node | None = None) -> ir.Value:
+        node = ir.Node("", "Cast", [value], [ir.AttrInt64("to", kind)], name=self.scope.name("Cast"))
+        made = node.outputs[0]
+        made.name, made.type, made.shape = node.name, ir.TensorType(kind), value.shape
+        if before is None:
+            self.graph.append(node)
+        else:
+            self.graph.insert_before(before, node)
+        return made
+
+    def _cast_output(self, place: int, output: ir.Value, kind: ir.DataType) -> None:
+        made, name = self._cast(output, kind), output.name
+        self.graph.outputs[place] = made
+        output.name, made.name = self.scope.name("before"), name
+
+
+def _bodies(node: ir.Node) -> list[ir.Graph]:
+    return [body for inner in walk([node]) for body in subgraphs(inner)]
+
+
+def _types(node: ir.Node, opset: int) -> tuple[list[str], list[str], dict[str, Any]] | None:
+    """The type variable of each input and of each output, and what each variable may be; None for an operator that is not the standard's."""
+    if node.domain != "":
+        return None
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opset)
+    except onnx.defs.SchemaError:
+        return None
+
+    def of(formal: Any, count: int) -> list[str]:
+        return [formal[min(place, len(formal) - 1)].type_str for place in range(count)]
+
+    allowed = {each.type_param_str: each.allowed_type_strs for each in schema.type_constraints}
+    return of(schema.inputs, len(node.inputs)), of(schema.outputs, len(node.outputs)) if node.outputs else [], allowed

@@ -1,0 +1,234 @@
+"""Forms for WebGPU, on the CPU: the same numbers as before, and what WebGPU has no kernels for is gone. tests/exporter/training/test_webgpu.py runs them there."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import exporter
+from exporter.runtime.narrow import narrow_integers
+from exporter.runtime.provider_forms import write_file, write_forms
+from symbolics.errors import ArgumentError
+from symbolics.graph.walk import walk
+
+F32 = np.float32
+
+
+def _run(proto, feeds):
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(proto.SerializeToString(), options).run(None, feeds)
+
+
+def _written(text, gone, feeds, *, opset=21, **near):
+    """Written by forms, a model gives what it gave, and has none of the operators any more."""
+    proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}]> g {text}')
+    model = ir.from_proto(proto)
+    assert write_forms(["webgpu"], model)
+    made = ir.to_proto(model)
+    onnx.checker.check_model(made, full_check=True)
+    assert not {node.op_type for node in walk(model.graph)} & set(gone)
+    assert not write_forms(["webgpu"], model), "once is enough"
+    for wanted, got in zip(_run(proto, feeds), _run(made, feeds), strict=True):
+        assert got.dtype == wanted.dtype
+        np.testing.assert_allclose(got, wanted, **{"rtol": 1e-6, "atol": 1e-7, **near})
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_logarithms_of_softmax(axis):
+    x = np.array([[1e4, -1e4, 3], [0, 0, 0], [-np.inf, 1, 2], [88, 89, 90]], F32)
+    _written(f"(float[4,3] x) => (float[4,3] y) {{ y = LogSoftmax <axis = {axis}> (x) }}", {"LogSoftmax"}, {"x": x})
+
+
+def test_sums_and_means_of_several():
+    feeds = {
+        name: np.random.default_rng(at).standard_normal(shape).astype(F32) for at, (name, shape) in enumerate((("a", (4, 3)), ("b", 3)))
+    }
+    text = (
+        "(float[4,3] a, float[3] b) => (float[4,3] y, float[4,3] z, float[4,3] w) { y = Sum (a, b, a, b) z = Mean (a, b, b) w = Sum (a) }"
+    )
+    _written(text, {"Sum", "Mean"}, feeds)
+
+
+def test_signs_and_whole_numbers():
+    x = np.array([-2.5, -1.5, -0.5, 0, 0.5, 1.5, 2.5, 0.49999997, 8388609, -3.2, np.nan], F32)
+    _written("(float[11] x) => (float[11] y, float[11] z) { y = Sign (x) z = Round (x) }", {"Sign", "Round"}, {"x": x})
+
+
+def test_tensors_of_one_number():
+    text = """(float[N,3] x) => (float[N,3] y, bool[N,3] z, int64[N,3] w) { s = Shape (x) y = ConstantOfShape <value = float[1] {2}> (s)
+        z = ConstantOfShape <value = bool[1] {1}> (s) w = ConstantOfShape <value = int64[1] {5}> (s) }"""
+    model = ir.from_proto(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g {text}'))
+    write_forms(["webgpu"], model)
+    assert [node.op_type for node in model.graph].count("ConstantOfShape") == 1, "one of int64 is a shape"
+    y, z, w = _run(ir.to_proto(model), {"x": np.zeros((2, 3), F32)})
+    assert (y.tolist(), z.tolist(), w.tolist()) == ([[2.0] * 3] * 2, [[True] * 3] * 2, [[5] * 3] * 2)
+
+
+def test_booleans_that_are_moved_and_compared():
+    a, b = np.array([[1, 0, 1], [0, 0, 1]], bool), np.array([[1, 1, 0], [0, 1, 1]], bool)
+    text = """(bool[2,3] a, bool[2,3] b) => (bool[2,3] o, bool[2,3] x, bool[2,3] e, bool[4,3] c, bool[2,1] s, bool[3,2] t, bool[6] r, bool[2,3] n, bool p, bool q)
+        <int64[1] one = {1}, int64[1] two = {2}, int64[1] flat = {-1}, int64[2] sizes = {1, 1}> {
+            o = Or (a, b) x = Xor (a, b) e = Equal (a, b) c = Concat <axis = 0> (a, b) s = Slice (a, one, two, one) t = Transpose (a)
+            r = Reshape (a, flat) n = Not (b) v = Slice (r, one, two) p = Squeeze (v) u, w = Split <axis = 0> (v, zeros) q = Squeeze (u)
+        }""".replace("int64[2] sizes = {1, 1}", "int64[2] zeros = {1, 0}")
+    _written(text, {"Or", "Xor"}, {"a": a, "b": b})
+
+
+@pytest.mark.parametrize(("momentum", "shape"), [(0.0, (4, 3, 5, 2)), (0.9, (4, 3)), (0.7, (4, 3, 2))])
+def test_batches_normalized(momentum, shape):
+    rng = np.random.default_rng(0)
+    feeds = {"x": (rng.standard_normal(shape) * 3 + 50).astype(F32)} | {name: rng.random(3).astype(F32) + 0.5 for name in "sbmv"}
+    size = ",".join(map(str, shape))
+    text = f"""(float[{size}] x, float[3] s, float[3] b, float[3] m, float[3] v) => (float[{size}] y, float[3] rm, float[3] rv) {{
+        y, rm, rv = BatchNormalization <training_mode = 1, momentum = {momentum}, epsilon = 0.00001> (x, s, b, m, v) }}"""
+    _written(text, {"BatchNormalization"}, feeds, rtol=1e-4, atol=1e-5)
+    x = feeds["x"].astype(np.float64)
+    axes = tuple(axis for axis in range(len(shape)) if axis != 1)
+    model = ir.from_proto(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g {text}'))
+    write_forms(["webgpu"], model)
+    y, rm, rv = _run(ir.to_proto(model), feeds)
+    np.testing.assert_allclose(rm, feeds["m"] * momentum + x.mean(axes) * (1 - momentum), rtol=1e-5)
+    np.testing.assert_allclose(rv, feeds["v"] * momentum + x.var(axes) * (1 - momentum), rtol=1e-5)
+    wide = (1, 3, *[1] * (len(shape) - 2))
+    expected = (x - x.mean(axes).reshape(wide)) / np.sqrt(x.var(axes).reshape(wide) + 1e-5) * feeds["s"].reshape(wide) + feeds["b"].reshape(
+        wide
+    )
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_bits_by_division():
+    """Also of negative numbers, and of the smallest."""
+    x = np.array([0, 1, 4095, 4096, 2**24 + 5, 2**31 - 1, -1, -4096, -(2**31), -(2**31) + 1, 123456789, -987654321], np.int32)[:, None]
+    text = """(int32[12,1] x) => (int32[12,4] y) <int32[4] m = {4095, 16773120, 2130706432, 1}> { y = BitwiseAnd (x, m) }"""
+    _written(text, {"BitwiseAnd"}, {"x": x})
+    for masks in ("{5, 7}", "{0, 1}", "{-1, 1}"):
+        text = f'<ir_version: 10, opset_import: ["": 21]> g (int32[2] x) => (int32[2] y) <int32[2] m = {masks}> {{ y = BitwiseAnd (x, m) }}'
+        assert not write_forms(["webgpu"], ir.from_proto(onnx.parser.parse_model(text))), masks
+
+
+@pytest.mark.parametrize("backward", [0, 1])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_passes_of_a_scan(axis, backward):
+    """Along each axis and either way; what the body reads from outside, one Scan in another."""
+    text = f"""(float[4,4] x, float[4] h, float[4] w) => (float[4] last, float[4,4] y)
+    {{
+        last, y = Scan <num_scan_inputs = 1, scan_input_axes = [{axis}], scan_input_directions = [{backward}], scan_output_axes = [{1 - axis}],
+                        scan_output_directions = [{1 - backward}], body = b (float[4] s, float[4] r) => (float[4] s2, float[4] o) {{
+            t = Mul (s, w)
+            z = Constant <value = float {{0}}> ()
+            sum, sums = Scan <num_scan_inputs = 1, body = c (float p, float q) => (float p2, float q2) {{ p2 = Add (p, q) q2 = Mul (p2, q) }}> (z, t)
+            s2 = Add (sums, r)
+            o = Sub (s2, sum)
+        }}> (h, x)
+    }}"""
+    rng = np.random.default_rng(0)
+    _written(text, {"Scan"}, {"x": rng.standard_normal((4, 4)).astype(F32), "h": rng.random(4).astype(F32), "w": rng.random(4).astype(F32)})
+
+
+def test_a_scan_of_an_open_length_stays():
+    text = """<ir_version: 10, opset_import: ["": 21]> g (float[N,2] x, float[2] h) => (float[2] y)
+    { y = Scan <num_scan_inputs = 1, body = b (float[2] s, float[2] r) => (float[2] t) { t = Add (s, r) }> (h, x) }"""
+    assert not write_forms(["webgpu"], ir.from_proto(onnx.parser.parse_model(text)))
+
+
+POOLS = (
+    {"kernel_size": 2}, {"kernel_size": 3, "stride": 2, "padding": 1}, {"kernel_size": (3, 2), "stride": (1, 3)}, {"kernel_size": 2, "dilation": 3},
+    {"kernel_size": 3, "stride": 2, "ceil_mode": True}, {"kernel_size": 2, "stride": 3}, {"kernel_size": 3, "stride": 2, "padding": (0, 1), "ceil_mode": True},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("pool", POOLS, ids=[" ".join(f"{k}={v}" for k, v in pool.items()) for pool in POOLS])
+def test_maxima_by_windows(pool):
+    """Beside torch, with ties: half of it is zeros."""
+    torch.manual_seed(0)
+    layer, x = nn.MaxPool2d(**pool), F.relu(torch.randn(2, 3, 8, 9)).round(decimals=1).requires_grad_()
+    y = layer(x)
+    g = torch.randn_like(y)
+    (wanted,) = torch.autograd.grad(y, x, g)
+    model = exporter.build_gradient_graph(exporter.export(layer, (x.detach(),), dynamo=False), wrt=["input"])
+    assert write_forms(["webgpu"], model)
+    (node,) = [node for node in walk(model.graph) if node.op_type == "MaxPool"]
+    assert len(node.outputs) == 1
+    proto = ir.to_proto(model)
+    onnx.checker.check_model(proto, full_check=True)
+    names = [value.name for value in proto.graph.input]
+    got, found = _run(proto, dict(zip(names, (x.detach().numpy(), g.numpy()), strict=True)))
+    np.testing.assert_array_equal(got, y.detach().numpy())
+    np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-6, atol=1e-6)
+
+
+def test_bodies_of_functions_are_written_too():
+    text = """<ir_version: 10, opset_import: ["": 21, "own": 1]> g (float[2,3] x) => (float[2,3] y) { y = own.Twice (x) }
+        <domain: "own", opset_import: ["": 21, "own": 1]> Twice (a) => (b) { c = own.Once (a) b = own.Once (c) }
+        <domain: "own", opset_import: ["": 21]> Once (a) => (b) { b = LogSoftmax <axis = 1> (a) }"""
+    proto = onnx.parser.parse_model(text)
+    model = ir.from_proto(proto)
+    assert write_forms(["webgpu"], model)
+    assert not model.functions and "LogSoftmax" not in {node.op_type for node in model.graph}
+    feeds = {"x": np.arange(6, dtype=F32).reshape(2, 3)}
+    np.testing.assert_allclose(_run(ir.to_proto(model), feeds), _run(proto, feeds), rtol=1e-6)
+
+
+# ---------------------------------------------------------------------------------------------------------- int64 as int32
+def _narrowed(text, feeds, carried=(), opset=21):
+    proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}]> g {text}')
+    model = ir.from_proto(proto)
+    names = narrow_integers(model, carried)
+    made = ir.to_proto(model)
+    onnx.checker.check_model(made, full_check=True)
+    small = {name: array.astype(np.int32) if name in names else array for name, array in feeds.items()}
+    wanted, got = _run(proto, feeds), _run(made, small)
+    for name, one, other in zip([value.name for value in proto.graph.output], wanted, got, strict=True):
+        assert other.dtype == (np.int32 if name in carried else one.dtype), name
+        np.testing.assert_array_equal(other, one)
+    return {node.name or node.op_type: node for node in model.graph}
+
+
+def test_integers_that_do_not_grow_are_small():
+    text = """(int64[4] i, float[9] x, bool[4] c) => (int64 next, float[4] y, bool[4] e, int64[4] w, float[4,1] f)
+        <int64 one = {1}, int64[1] a = {1}, int64[4] k = {-100, 1, 2, 3}> {
+            first = ReduceMax <keepdims = 0> (i) next = Add (first, one) y = Gather (x, i) e = Equal (i, k) w = Where (c, i, k)
+            u = Unsqueeze (i, a) f = Cast <to = 1> (u)
+        }"""
+    nodes = _narrowed(text, {"i": np.array([0, 8, -2, 3]), "x": np.arange(9, dtype=F32), "c": np.array([1, 0, 1, 0], bool)}, {"next"})
+    kinds = {value.dtype for node in nodes.values() for value in node.outputs if node.op_type != "Cast"}
+    assert ir.DataType.INT64 not in kinds
+
+
+def test_what_wants_int64_has_it():
+    """Indices of ScatterND, sizes, products, constants beyond 32 bits, bodies, operators of other domains."""
+    text = """(int64[2] i, float[3] x, bool c) => (float[3] y, float[P,Q] z, int64[2] m, int64[2] b, int64[2] t, int64 n)
+        <int64[1] a = {1}, int64 large = {3000000000}, float[2] u = {1, 2}> {
+            k = Unsqueeze (i, a) y = ScatterND (x, k, u) z = Expand (x0, i) m = Mul (i, i) b = Add (i, large)
+            t = If (c) <then_branch = p () => (int64[2] q) { q = Mul (i, k0) }, else_branch = r () => (int64[2] s) { s = Identity (i) }>
+            x0 = Constant <value = float {1}> () n = Size (i)
+        }""".replace("k = Unsqueeze", "x0 = Constant <value = float {1}> () k0 = Constant <value = int64 {7}> () k = Unsqueeze").replace(
+        "x0 = Constant <value = float {1}> () n =", "n ="
+    )
+    for on in (True, False):
+        _narrowed(text, {"i": np.array([2, 1]), "x": np.arange(3, dtype=F32), "c": np.array(on)})
+
+
+def test_an_input_that_is_an_output_and_a_size_that_is_carried():
+    nodes = _narrowed(
+        "(int64[2] i, float[5] x) => (int64 n, float[5] y) { n = Size (x) y = Neg (x) }",
+        {"i": np.array([1, 2]), "x": np.ones(5, F32)},
+        {"n"},
+    )
+    assert [node.op_type for node in nodes.values()] == ["Size", "Neg", "Cast"]
+
+
+def test_a_provider_without_forms_is_named():
+    with pytest.raises(ArgumentError, match="no forms for the provider cuda: openvino and webgpu have some"):
+        write_file(
+            "cuda",
+            ir.from_proto(onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 21]> g (float x) => (float y) { y = Neg (x) }')),
+        )
