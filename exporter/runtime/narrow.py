@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from symbolics.graph.scope import Scope, free_prefix
-from symbolics.graph.values import fixed_array, name_of
+from symbolics.graph.values import fixed_array, graph_of, name_of
 from symbolics.graph.walk import subgraphs, walk
 
 __all__ = ["narrow_integers"]
@@ -51,22 +51,44 @@ class _Narrowing:
         self.graph, self.opset = model.graph, model.opset_imports.get("", 18)
         self.scope = Scope(free_prefix(model.graph, "form/int/"), lambda value: False)
         self.small = set(inputs)  # int32 now
-        self.wide: dict[ir.Value, ir.Value] = {}  # the same in int64
+        self.wide: list[dict[ir.Value, ir.Value]] = []  # the same in int64, by graph, the innermost last
         for value in inputs:
             value.type = ir.TensorType(_I32)
 
     def run(self, carried: Collection[str]) -> None:
-        for node in list(self.graph):
-            read = [value for inner in walk([node]) for value in inner.inputs if value in self.small]
-            read += [value for body in _bodies(node) for value in body.outputs if value in self.small]
-            if read and not self._narrowed(node):
-                self._widened(node)
+        self._over(self.graph)
         for place, output in enumerate(self.graph.outputs):
             if output in self.small and name_of(output) not in carried and not output.is_graph_input():
                 self._cast_output(place, output, _I64)
             elif output.dtype is _I64 and name_of(output) in carried:  # of no input: a shape, a constant
                 self._cast_output(place, output, _I32)
         self.scope.register(self.graph)
+
+    def _over(self, graph: ir.Graph) -> None:
+        self.wide.append({})
+        for node in list(graph):
+            read = [value for inner in walk([node]) for value in inner.inputs if value in self.small]
+            read += [value for body in _bodies(node) for value in body.outputs if value in self.small]
+            if read and not (self._branches(node) if node.op_type == "If" and node.domain == "" else self._narrowed(node)):
+                self._widened(node)
+        if graph is not self.graph:
+            self.wide.pop()
+
+    def _branches(self, node: ir.Node) -> bool:
+        """The same in the branches of an If; what both give in int32 is int32."""
+        branches = subgraphs(node)
+        for branch in branches:
+            self._over(branch)
+        for place, output in enumerate(node.outputs):
+            given = [branch.outputs[place] for branch in branches]
+            if all(value in self.small for value in given):
+                output.type = ir.TensorType(_I32)
+                self.small.add(output)
+                continue
+            for branch, value in zip(branches, given, strict=True):
+                if value in self.small:
+                    branch.outputs[place] = self._cast(value, _I64, branch)
+        return True
 
     def _narrowed(self, node: ir.Node) -> bool:
         """Let a node compute in int32 where it can; whether it does."""
@@ -99,7 +121,7 @@ class _Narrowing:
         """Another operand in int32; None where it is a number that does not fit."""
         array = fixed_array(value)
         if array is None:
-            return self._cast(value, _I32, before=node)
+            return self._cast(value, _I32, node)
         if array.size and (array.max() > np.iinfo(np.int32).max or array.min() < np.iinfo(np.int32).min):
             return None
         return self.scope.constant(array, _I32)
@@ -116,22 +138,25 @@ class _Narrowing:
                     body.outputs[place] = self._of(value, node)
 
     def _of(self, value: ir.Value, node: ir.Node) -> ir.Value:
-        if value not in self.wide:
-            self.wide[value] = self._cast(value, _I64, before=node)
-        return self.wide[value]
+        for known in self.wide:
+            if value in known:
+                return known[value]
+        made = self.wide[-1][value] = self._cast(value, _I64, node)
+        return made
 
-    def _cast(self, value: ir.Value, kind: ir.DataType, *, before: ir.Node | None = None) -> ir.Value:
+    def _cast(self, value: ir.Value, kind: ir.DataType, place: ir.Node | ir.Graph) -> ir.Value:
+        """A Cast before a node, or at the end of a graph."""
         node = ir.Node("", "Cast", [value], [ir.AttrInt64("to", kind)], name=self.scope.name("Cast"))
         made = node.outputs[0]
         made.name, made.type, made.shape = node.name, ir.TensorType(kind), value.shape
-        if before is None:
-            self.graph.append(node)
+        if isinstance(place, ir.Node):
+            graph_of(place).insert_before(place, node)
         else:
-            self.graph.insert_before(before, node)
+            place.append(node)
         return made
 
     def _cast_output(self, place: int, output: ir.Value, kind: ir.DataType) -> None:
-        made, name = self._cast(output, kind), output.name
+        made, name = self._cast(output, kind, self.graph), output.name
         self.graph.outputs[place] = made
         output.name, made.name = self.scope.name("before"), name
 

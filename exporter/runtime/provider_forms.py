@@ -17,11 +17,12 @@ from exporter.runtime.narrow import narrow_integers
 from exporter.runtime.pool_forms import maxima_by_windows
 from exporter.runtime.webgpu_forms import (
     batches_normalized,
-    bits_by_division,
     booleans_as_numbers,
+    fences_by_comparison,
     fills_by_expand,
     functions_written_out,
     logarithms_of_softmax,
+    remainders_by_division,
     scans_unrolled,
     signs_by_comparisons,
     sums_in_pairs,
@@ -220,7 +221,7 @@ FORMS: Mapping[str, tuple[Callable[[ir.Model], int], ...]] = {
     "openvino": (weights_of_convolutions, rows_at_once, sums_over_repeats, rows_of_infinity, captures_as_states),
     "webgpu": (
         functions_written_out, maxima_by_windows, rows_at_once, scans_unrolled, batches_normalized, logarithms_of_softmax, sums_in_pairs,
-        signs_by_comparisons, fills_by_expand, bits_by_division, booleans_as_numbers,
+        signs_by_comparisons, fills_by_expand, remainders_by_division, fences_by_comparison, booleans_as_numbers,
     ),
 }  # fmt: skip
 
@@ -262,6 +263,7 @@ def write_file(name: str, model: ir.Model, carried: Collection[str] = ()) -> lis
     narrowed: list[str] = []
     if name in NARROW:
         functions_written_out(model)
+        rows_at_once(model)  # what its calls take is int64
         narrowed = narrow_integers(model, carried)
     write_forms([name], model)
     remove_unread(model.graph, before)

@@ -21,8 +21,16 @@ from symbolics.graph.walk import subgraphs, walk
 from symbolics.node.names import GRADIENT_DOMAIN, ROWS_DOMAIN
 
 __all__ = [
-    "batches_normalized", "bits_by_division", "booleans_as_numbers", "fills_by_expand", "functions_written_out", "logarithms_of_softmax", "scans_unrolled",
-    "signs_by_comparisons", "sums_in_pairs",
+    "batches_normalized",
+    "booleans_as_numbers",
+    "fences_by_comparison",
+    "fills_by_expand",
+    "functions_written_out",
+    "logarithms_of_softmax",
+    "remainders_by_division",
+    "scans_unrolled",
+    "signs_by_comparisons",
+    "sums_in_pairs",
 ]  # fmt: skip
 
 _BOOL, _FLOAT, _I32 = ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.INT32
@@ -196,8 +204,8 @@ def batches_normalized(model: ir.Model) -> int:
     return _rewritten(model, found, write)
 
 
-def bits_by_division(model: ir.Model) -> int:
-    """Neighbouring bits of an int32 by divisions: BitwiseAnd with constants that are ones and then zeros (0xFFF000).
+def remainders_by_division(model: ir.Model) -> int:
+    """Mod of an int32, and its neighbouring bits, by divisions: BitwiseAnd with constants that are ones and then zeros (0xFFF000).
 
     Returns:
         How many were written so.
@@ -205,6 +213,10 @@ def bits_by_division(model: ir.Model) -> int:
 
     def write(op: Emitter, node: ir.Node) -> list[ir.Value] | None:
         first, second = node.inputs
+        if node.op_type == "Mod":
+            divisor = array_of(second)
+            small = divisor is not None and divisor.dtype == np.int32 and divisor.size and divisor.min() > 0 and not attr(node, "fmod")
+            return [_rest(op, first, second)] if small and first is not None and second is not None else None
         masks = array_of(second)
         x, masks = (second, array_of(first)) if masks is None else (first, masks)
         if x is None or masks is None or masks.dtype != np.int32 or not masks.size or masks.min() <= 0:
@@ -217,7 +229,7 @@ def bits_by_division(model: ir.Model) -> int:
         above = op.Div(op.Sub(x, _rest(op, x, low)), low)
         return [op.Mul(_rest(op, above, wide), low)]
 
-    return _rewritten(model, _standard(model, "BitwiseAnd"), write)
+    return _rewritten(model, _standard(model, "BitwiseAnd", "Mod"), write)
 
 
 def _rest(op: Emitter, x: ir.Value, divisor: ir.Value) -> ir.Value:
@@ -249,6 +261,29 @@ def signs_by_comparisons(model: ir.Model) -> int:
         return [op.Add(below, op.Cast(up, to=x.dtype))]
 
     return _rewritten(model, _standard(model, "Sign", "Round"), write)
+
+
+def fences_by_comparison(model: ir.Model) -> int:
+    """IsNaN that chooses between two equal values, by Less of a value with itself: it is there for the order of the nodes.
+
+    Who asks for the answer has it from the CPU: a graphics card may take it that there is no NaN.
+
+    Returns:
+        How many were written so.
+    """
+
+    def same(one: ir.Value | None, other: ir.Value | None) -> bool:
+        known = array_of(one)
+        return one is other or (known is not None and np.array_equal(known, array_of(other)))  # type: ignore[arg-type]
+
+    def is_fence(node: ir.Node) -> bool:
+        uses = list(node.outputs[0].uses())
+        return all(use.idx == 0 and use.node.op_type == "Where" and same(*use.node.inputs[1:]) for use in uses) and bool(uses)
+
+    def write(op: Emitter, node: ir.Node) -> list[ir.Value] | None:
+        return [op.Less(node.inputs[0], node.inputs[0])] if is_fence(node) else None
+
+    return _rewritten(model, _standard(model, "IsNaN"), write)
 
 
 def scans_unrolled(model: ir.Model) -> int:

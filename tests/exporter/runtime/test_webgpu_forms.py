@@ -104,14 +104,26 @@ def test_batches_normalized(momentum, shape):
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_bits_by_division():
+def test_remainders_by_division():
     """Also of negative numbers, and of the smallest."""
     x = np.array([0, 1, 4095, 4096, 2**24 + 5, 2**31 - 1, -1, -4096, -(2**31), -(2**31) + 1, 123456789, -987654321], np.int32)[:, None]
     text = """(int32[12,1] x) => (int32[12,4] y) <int32[4] m = {4095, 16773120, 2130706432, 1}> { y = BitwiseAnd (x, m) }"""
     _written(text, {"BitwiseAnd"}, {"x": x})
+    text = """(int32[12,1] x) => (int32[12,2] y, int32[12,1] z) <int32[2] m = {7, 4096}, int32 n = {2}> { y = Mod (x, m) z = Mod (x, n) }"""
+    _written(text, {"Mod"}, {"x": x})
     for masks in ("{5, 7}", "{0, 1}", "{-1, 1}"):
         text = f'<ir_version: 10, opset_import: ["": 21]> g (int32[2] x) => (int32[2] y) <int32[2] m = {masks}> {{ y = BitwiseAnd (x, m) }}'
         assert not write_forms(["webgpu"], ir.from_proto(onnx.parser.parse_model(text))), masks
+
+
+def test_a_fence_is_no_question():
+    text = """(float[2] x, float[2] z) => (float[2] y, float[2] w) <float n = {0}, float m = {0}> {
+        t = ReduceSum <keepdims = 0> (x) q = IsNaN (t) f = Where (q, n, m) y = Add (z, f) a = IsNaN (x) w = Where (a, z, x) }"""
+    model = ir.from_proto(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g {text}'))
+    assert write_forms(["webgpu"], model)
+    assert [node.op_type for node in model.graph if node.op_type in ("IsNaN", "Less")] == ["Less", "IsNaN"]
+    y, w = _run(ir.to_proto(model), {"x": np.array([np.nan, 1], F32), "z": np.array([3, 4], F32)})
+    assert (y.tolist(), w.tolist()) == ([3, 4], [3, 1])
 
 
 @pytest.mark.parametrize("backward", [0, 1])
@@ -215,6 +227,17 @@ def test_what_wants_int64_has_it():
     )
     for on in (True, False):
         _narrowed(text, {"i": np.array([2, 1]), "x": np.arange(3, dtype=F32), "c": np.array(on)})
+
+
+def test_branches_are_small_too():
+    """What both branches give, what one of them gives in int64; a Cast of one branch is none for the other."""
+    text = """(int64[2] i, bool c) => (int64[2] next, int64[2] y, float[2] z) <int64 one = {1}, int64 two = {2}> {
+        next, y, z = If (c) <
+            then_branch = p () => (int64[2] q, int64[2] r, float[2] f) { q = Add (i, one) r = Mul (i, two) f = Cast <to = 1> (q) },
+            else_branch = s () => (int64[2] t, int64[2] u, float[2] g) { t = Identity (i) v = Mul (i, i) u = Sub (v, i) g = Cast <to = 1> (u) }> }"""
+    for on in (True, False):
+        (node,) = _narrowed(text, {"i": np.array([2, 5]), "c": np.array(on)}, {"next"}).values()
+        assert [value.dtype for value in node.outputs] == [ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT]
 
 
 def test_an_input_that_is_an_output_and_a_size_that_is_carried():
