@@ -37,7 +37,7 @@ export async function measure(ort, Trainer, source, about, bytes, { runs, steps,
   const { batch, size, training, test } = about, area = size * size, from = training + test;
   const batches = Array.from({ length: training / batch }, (_, at) => ({
     image: new ort.Tensor("float32", Float32Array.from(bytes.subarray(from + at * batch * area, from + (at + 1) * batch * area), (value) => value / 255), [batch, area]),
-    target: new ort.Tensor("int64", BigInt64Array.from(bytes.subarray(at * batch, (at + 1) * batch), BigInt), [batch]),
+    target: new ort.Tensor("int32", Int32Array.from(bytes.subarray(at * batch, (at + 1) * batch)), [batch]),
   }));
   const model = await Trainer.load(ort, source, { intraOpNumThreads: 1 });
   const took = [];
@@ -75,7 +75,7 @@ def in_python(page: Path, runs: int, steps: int) -> list[float]:
     about = json.loads((page / "about.json").read_text())
     data = np.frombuffer((page / "digits.bin").read_bytes(), np.uint8)
     batch, count = about["batch"], about["training"] + about["test"]
-    labels, images = data[:count].astype(np.int64), data[count:].reshape(count, -1).astype(np.float32) / 255
+    labels, images = data[:count].astype(np.int32), data[count:].reshape(count, -1).astype(np.float32) / 255
     batches = [{"image": images[at : at + batch], "target": labels[at : at + batch]} for at in range(0, about["training"], batch)]
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1

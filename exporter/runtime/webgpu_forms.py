@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from exporter.runtime.facts import ShapeAndType, fact_of, find_facts
@@ -26,6 +27,7 @@ __all__ = [
     "fences_by_comparison",
     "fills_by_expand",
     "functions_written_out",
+    "in_older_opset",
     "logarithms_of_softmax",
     "remainders_by_division",
     "scans_unrolled",
@@ -37,6 +39,8 @@ _BOOL, _FLOAT, _I32 = ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.INT32
 
 #: Nodes of a Scan's passes together, of which it is written pass by pass; of more it stays a Scan.
 MOST_UNROLLED = 8192
+#: Opset of the provider's kernels.
+OPSET = 21
 #: Losses, which are functions of the standard: their bodies have operators that WebGPU lacks.
 _LOSSES = frozenset({"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"})
 #: Operators that move booleans about.
@@ -284,6 +288,45 @@ def fences_by_comparison(model: ir.Model) -> int:
         return [op.Less(node.inputs[0], node.inputs[0])] if is_fence(node) else None
 
     return _rewritten(model, _standard(model, "IsNaN"), write)
+
+
+def in_older_opset(model: ir.Model) -> int:
+    """The opset of most of the provider's kernels, where every operator was there, with these attributes and types: since then they take more types.
+
+    A kernel of onnxruntime is for one version of its operator, and WebGPU's for Cos, Conv or Transpose are not for the newest.
+
+    Returns:
+        1 where the opset is another one now.
+    """
+    opset = model.graph.opset_imports.get("", 0)
+    if opset <= OPSET or any(key[0] != ROWS_DOMAIN for key in model.functions) or not all(_was_there(node) for node in walk(model.graph)):
+        return 0
+    model.graph.opset_imports[""] = OPSET
+    for function in model.functions.values():
+        function.opset_imports[""] = OPSET
+    return 1
+
+
+def _was_there(node: ir.Node) -> bool:
+    if node.domain != "":
+        return True
+    try:
+        schema = onnx.defs.get_schema(node.op_type, OPSET)
+    except onnx.defs.SchemaError:
+        return False
+    if (
+        len(node.inputs) > schema.max_input
+        or len(node.outputs) > schema.max_output
+        or not node.attributes.keys() <= schema.attributes.keys()
+    ):
+        return False
+    allowed = {each.type_param_str: set(each.allowed_type_strs) for each in schema.type_constraints}
+    for formal, values in ((schema.inputs, node.inputs), (schema.outputs, node.outputs)):
+        for place, value in enumerate(values):
+            kinds = allowed.get(formal[min(place, len(formal) - 1)].type_str)
+            if kinds and value is not None and value.dtype is not None and f"tensor({value.dtype.name.lower()})" not in kinds:
+                return False
+    return True
 
 
 def scans_unrolled(model: ir.Model) -> int:

@@ -189,6 +189,19 @@ def test_bodies_of_functions_are_written_too():
     np.testing.assert_allclose(_run(ir.to_proto(model), feeds), _run(proto, feeds), rtol=1e-6)
 
 
+def test_an_older_opset_where_all_was_there():
+    feeds = {"x": np.arange(6, dtype=F32).reshape(2, 3)}
+    _written("(float[2,3] x) => (float[3,2] y) { c = Cos (x) y = Transpose (c) }", set(), feeds, opset=23)
+    stays = (
+        "(float[2,3] x, float[3] s) => (float[2,3] y) { y = RMSNormalization (x, s) }",  # an operator of 23
+        "(bfloat16[2,3] x) => (bfloat16[2,3] y) { y = Cos (x) }",  # a type of 22
+    )
+    for text in stays:
+        model = ir.from_proto(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 23]> g {text}'))
+        assert not write_forms(["webgpu"], model)
+        assert model.graph.opset_imports[""] == 23
+
+
 # ---------------------------------------------------------------------------------------------------------- int64 as int32
 def _narrowed(text, feeds, carried=(), opset=21):
     proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}]> g {text}')
