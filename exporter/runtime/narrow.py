@@ -1,6 +1,6 @@
 """int64 as int32, for files that a provider without integers of 64 bits opens: WebGPU in a browser.
 
-All inputs of int64 take int32, and what is computed of them without growing is int32, too. What wants int64 has it again by a Cast, and so have outputs, but
+All inputs of int64 take int32, and what is computed of them, or of integers that were short before, without growing is int32, too. What wants int64 has it again by a Cast, and so have outputs, but
 for those that are inputs of the next run. Shapes and axes stay what they are.
 """
 
@@ -14,12 +14,13 @@ import onnx
 import onnx_ir as ir
 
 from symbolics.graph.scope import Scope, free_prefix
-from symbolics.graph.values import fixed_array, graph_of, name_of
+from symbolics.graph.values import attr, fixed_array, graph_of, name_of
 from symbolics.graph.walk import subgraphs, walk
 
 __all__ = ["narrow_integers"]
 
 _I32, _I64 = ir.DataType.INT32, ir.DataType.INT64
+_SHORT = frozenset({_I32, ir.DataType.INT16, ir.DataType.INT8, ir.DataType.UINT16, ir.DataType.UINT8, ir.DataType.BOOL})
 #: Operators whose results are no larger than what goes in, or one more: a product of two int32 would need more bits.
 _SMALL = frozenset(
     """
@@ -39,10 +40,8 @@ def narrow_integers(model: ir.Model, carried: Collection[str] = ()) -> list[str]
     Returns:
         The names of the inputs that were int64.
     """
-    graph = model.graph
-    inputs = [value for value in graph.inputs if value.dtype is _I64 and not value.is_initializer()]
-    if inputs:
-        _Narrowing(model, inputs).run(carried)
+    inputs = [value for value in model.graph.inputs if value.dtype is _I64 and not value.is_initializer()]
+    _Narrowing(model, inputs).run(carried)
     return [name_of(value) for value in inputs]
 
 
@@ -69,7 +68,11 @@ class _Narrowing:
         for node in list(graph):
             read = [value for inner in walk([node]) for value in inner.inputs if value in self.small]
             read += [value for body in _bodies(node) for value in body.outputs if value in self.small]
-            if read and not (self._branches(node) if node.op_type == "If" and node.domain == "" else self._narrowed(node)):
+            if _widens(node):
+                node.attributes["to"] = ir.AttrInt64("to", _I32)
+                node.outputs[0].type = ir.TensorType(_I32)
+                self.small.add(node.outputs[0])
+            elif read and not (self._branches(node) if node.op_type == "If" and node.domain == "" else self._narrowed(node)):
                 self._widened(node)
         if graph is not self.graph:
             self.wide.pop()
@@ -159,6 +162,17 @@ class _Narrowing:
         made, name = self._cast(output, kind, self.graph), output.name
         self.graph.outputs[place] = made
         output.name, made.name = self.scope.name("before"), name
+
+
+def _widens(node: ir.Node) -> bool:
+    """Whether a Cast makes int64 of what has 32 bits or fewer."""
+    return (
+        node.op_type == "Cast"
+        and node.domain == ""
+        and attr(node, "to") == _I64
+        and node.inputs[0] is not None
+        and node.inputs[0].dtype in _SHORT
+    )
 
 
 def _bodies(node: ir.Node) -> list[ir.Graph]:

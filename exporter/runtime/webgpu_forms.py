@@ -78,21 +78,37 @@ def functions_written_out(model: ir.Model) -> int:
         How many calls were written out.
     """
     known = {key: function for key, function in model.functions.items() if key[0] not in (GRADIENT_DOMAIN, ROWS_DOMAIN)}
-    opset, count = model.opset_imports.get("", 18), 0
-    while found := [n for n in walk(model.graph) if n.op_identifier() in known or (n.domain == "" and n.op_type in _LOSSES)]:
+    opset, count, stays = model.opset_imports.get("", 18), 0, set[ir.Node]()
+    while found := [n for n in walk(model.graph) if (n.op_identifier() in known or _is_loss(n)) and n not in stays]:
+        if any(map(_is_loss, found)):  # its body depends on the types of what it takes
+            _say_types(model)
         scope = Scope(free_prefix(model.graph, "form/call/"), lambda value: False)
         for node in found:
             body = function_body(node, known, opset)
             if body is None:
-                return count
-            replace(scope, node, *inline(scope, node, body))
-        count += len(found)
+                stays.add(node)
+            else:
+                replace(scope, node, *inline(scope, node, body))
+                count += 1
     for key in known:
         del model.functions[key]
     used = {node.domain for part in (model.graph, *model.functions.values()) for node in walk(part)}
     for domain in {key[0] for key in known} - used:
         model.graph.opset_imports.pop(domain, None)
     return count
+
+
+def _is_loss(node: ir.Node) -> bool:
+    return node.domain == "" and node.op_type in _LOSSES
+
+
+def _say_types(model: ir.Model) -> None:
+    facts: dict[ir.Value, ShapeAndType] = {}
+    find_facts(model, facts)
+    for node in walk(model.graph):
+        for value in node.outputs:
+            if value.type is None and (kind := fact_of(value, facts)[1]) is not None:
+                value.type = ir.TensorType(kind)
 
 
 def logarithms_of_softmax(model: ir.Model) -> int:

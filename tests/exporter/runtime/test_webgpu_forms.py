@@ -242,6 +242,32 @@ def test_what_wants_int64_has_it():
         _narrowed(text, {"i": np.array([2, 1]), "x": np.arange(3, dtype=F32), "c": np.array(on)})
 
 
+def test_what_was_short_before_stays_short():
+    text = """(int32[2] i, bool[2] b) => (bool[2] y, int64[2] z) <int64 k = {7}> {
+        w = Cast <to = 7> (i) y = Equal (w, k) c = Cast <to = 7> (b) z = Add (c, w) }"""
+    nodes = _narrowed(text, {"i": np.array([7, 1], np.int32), "b": np.array([True, False])})
+    assert [value.dtype for value in nodes["Equal"].inputs] == [ir.DataType.INT32] * 2
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_losses_of_the_standard(reduction):
+    """Also one whose body has the other, of labels that are ignored: beside torch."""
+    torch.manual_seed(0)
+    x, target = torch.randn(5, 3, 2), torch.randint(0, 3, (5, 2))
+    target[1, 0] = 1
+    shape = "" if reduction == "mean" else "[5,2]"
+    text = f"""<ir_version: 10, opset_import: ["": 20]> g (float[5,3,2] x, int64[5,2] t) => (float{shape} y)
+        {{ y = SoftmaxCrossEntropyLoss <reduction = "{reduction}", ignore_index = 1> (x, t) }}"""
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    assert write_file("webgpu", model) == ["t"]
+    assert ir.DataType.INT64 not in {
+        value.dtype for node in model.graph for value in node.outputs if node.op_type not in ("Constant", "Shape")
+    }
+    assert not {"LogSoftmax", "NegativeLogLikelihoodLoss"} & {node.op_type for node in model.graph}
+    (y,) = _run(ir.to_proto(model), {"x": x.numpy(), "t": target.numpy().astype(np.int32)})
+    np.testing.assert_allclose(y, F.cross_entropy(x, target, reduction=reduction, ignore_index=1).numpy(), rtol=1e-6, atol=1e-7)
+
+
 def test_branches_are_small_too():
     """What both branches give, what one of them gives in int64; a Cast of one branch is none for the other."""
     text = """(int64[2] i, bool c) => (int64[2] next, int64[2] y, float[2] z) <int64 one = {1}, int64 two = {2}> {

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import exporter
+from examples.web import model as page_model
 from tests.browser import WEBGPU, chromium, told_by
 from tests.exporter.training.javascript import package, spiking_task
 from tests.exporter.training.loop import run
@@ -144,6 +145,13 @@ def test_open_sizes_and_a_step_as_it_is(ask):
     assert list(_opened(ask, written, STRICT)) == ["WebGpuExecutionProvider"]
     sizes = [tuple(value[: 5 + at] for value in batch) for at, batch in enumerate(batches[:4])]
     np.testing.assert_allclose(_trained(ask, written, sizes)[0], run(step, sizes)[0], rtol=1e-5)
+
+    # That of the page, whose batch is open, too.
+    case = page_model.case()
+    step_of_page = exporter.export_training_step(
+        case.model, case.args, loss=case.loss, targets=case.targets, dynamic_shapes=case.dynamic_shapes, portable=True
+    )
+    assert list(_opened(ask, step_of_page.written_for("webgpu"), STRICT)) == ["WebGpuExecutionProvider"]
 
     assert _opened(ask, step, {})["CPUExecutionProvider"]["LogSoftmax"] == 1
     with pytest.raises(RuntimeError, match="explicitly disabled"):
