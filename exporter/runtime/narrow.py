@@ -6,7 +6,8 @@ for those that are inputs of the next run. Shapes and axes stay what they are.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -30,38 +31,58 @@ _SMALL = frozenset(
 )
 
 
-def narrow_integers(model: ir.Model, carried: Collection[str] = ()) -> list[str]:
+#: Operators that count: sizes and places of tensors.
+_SIZES = frozenset({"ArgMax", "ArgMin", "NonZero", "Shape", "Size", "TopK"})
+_DEPTH = 40
+
+
+def narrow_integers(model: ir.Model, carried: Mapping[str, str] = MappingProxyType({})) -> list[str]:
     """Let int64 inputs of a graph be int32, in place.
 
     Args:
         model: Its nodes stand in an order in which they can run.
-        carried: Outputs that are inputs of the next run: they become int32 where they are int64.
+        carried: Outputs that are inputs of the next run, and those inputs. One whose next value may need more than 32 bits stays int64.
 
     Returns:
         The names of the inputs that were int64.
     """
-    inputs = [value for value in model.graph.inputs if value.dtype is _I64 and not value.is_initializer()]
-    _Narrowing(model, inputs).run(carried)
-    return [name_of(value) for value in inputs]
+    stay: set[str] = set()
+    while carried and (large := _Narrowing(model.clone(), stay).run(carried)):
+        stay |= large
+    narrowing = _Narrowing(model, stay)
+    narrowing.run(carried)
+    return narrowing.inputs
 
 
 class _Narrowing:
-    def __init__(self, model: ir.Model, inputs: list[ir.Value]) -> None:
+    """One way over a model.
+
+    Attributes:
+        inputs: The names of what was int64.
+    """
+
+    def __init__(self, model: ir.Model, stay: Collection[str]) -> None:
         self.graph, self.opset = model.graph, model.opset_imports.get("", 18)
         self.scope = Scope(free_prefix(model.graph, "form/int/"), lambda value: False)
+        inputs = [value for value in self.graph.inputs if value.dtype is _I64 and not value.is_initializer() and value.name not in stay]
+        self.inputs = [name_of(value) for value in inputs]
         self.small = set(inputs)  # int32 now
         self.wide: list[dict[ir.Value, ir.Value]] = []  # the same in int64, by graph, the innermost last
         for value in inputs:
             value.type = ir.TensorType(_I32)
 
-    def run(self, carried: Collection[str]) -> None:
+    def run(self, carried: Mapping[str, str]) -> set[str]:
+        """Change the model. The names of inputs whose next values turned out to be int64."""
         self._over(self.graph)
+        large = set()
         for place, output in enumerate(self.graph.outputs):
-            if output in self.small and name_of(output) not in carried and not output.is_graph_input():
+            source = carried.get(name_of(output))
+            if output in self.small and source not in self.inputs and not output.is_graph_input():
                 self._cast_output(place, output, _I64)
-            elif output.dtype is _I64 and name_of(output) in carried:  # of no input: a shape, a constant
-                self._cast_output(place, output, _I32)
+            elif output not in self.small and source in self.inputs:
+                large.add(source)
         self.scope.register(self.graph)
+        return large
 
     def _over(self, graph: ir.Graph) -> None:
         self.wide.append({})
@@ -121,13 +142,24 @@ class _Narrowing:
         return True
 
     def _small(self, node: ir.Node, value: ir.Value) -> ir.Value | None:
-        """Another operand in int32; None where it is a number that does not fit."""
-        array = fixed_array(value)
-        if array is None:
-            return self._cast(value, _I32, node)
-        if array.size and (array.max() > np.iinfo(np.int32).max or array.min() < np.iinfo(np.int32).min):
+        """Another operand in int32; None where it may not fit."""
+        if not self._fits(value):
             return None
-        return self.scope.constant(array, _I32)
+        array = fixed_array(value)
+        return self._cast(value, _I32, node) if array is None else self.scope.constant(array, _I32)
+
+    def _fits(self, value: ir.Value | None, depth: int = _DEPTH) -> bool:
+        """Whether a value is in int32 already, a constant that fits, a size or place, or made of such."""
+        if value is None or value in self.small or (value.dtype is not None and value.dtype is not _I64):
+            return True
+        if (array := fixed_array(value)) is not None:
+            return not array.size or (array.max() <= np.iinfo(np.int32).max and array.min() >= np.iinfo(np.int32).min)
+        node = value.producer()
+        if node is None or node.domain != "" or not depth:
+            return False
+        return node.op_type in _SIZES or (
+            node.op_type in _SMALL and node.op_type != "Cast" and all(self._fits(each, depth - 1) for each in node.inputs)
+        )
 
     def _widened(self, node: ir.Node) -> None:
         """Let a node, and its bodies, read int64 as before."""

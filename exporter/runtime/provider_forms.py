@@ -7,7 +7,8 @@ what would cost the CPU time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 
 import numpy as np
 import onnx_ir as ir
@@ -240,7 +241,7 @@ def write_forms(names: Iterable[str], model: ir.Model) -> bool:
     return changed > 0
 
 
-def write_file(name: str, model: ir.Model, carried: Collection[str] = ()) -> list[str]:
+def write_file(name: str, model: ir.Model, carried: Mapping[str, str] = MappingProxyType({})) -> list[str]:
     """Write a model in the forms of one provider, for a file; in place.
 
     In memory a session takes what the file says. A file may say it anew: integers of 64 bits become such of 32 where the provider lacks them.
@@ -248,7 +249,7 @@ def write_file(name: str, model: ir.Model, carried: Collection[str] = ()) -> lis
     Args:
         name: A name of `FORMS`.
         model: The model.
-        carried: Outputs that are inputs of the next run.
+        carried: As `exporter.runtime.narrow.narrow_integers`.
 
     Returns:
         The names of the inputs that took int64 and now take int32.

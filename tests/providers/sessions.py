@@ -18,9 +18,10 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -60,12 +61,12 @@ class Asked:
     def __exit__(self, *_: object) -> None:
         self._end()
 
-    def open(self, proto: onnx.ModelProto, carried: Collection[str] = ()) -> None:
+    def open(self, proto: onnx.ModelProto, carried: Mapping[str, str] = MappingProxyType({})) -> None:
         """Open it in the forms that the provider takes, without a node on the CPU.
 
         Args:
             proto: The model.
-            carried: Outputs that are inputs of the next run.
+            carried: Outputs that are inputs of the next run, and those inputs.
 
         Raises:
             Failed: It does not open there.

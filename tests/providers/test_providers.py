@@ -53,8 +53,15 @@ def models():
 def asked(request):
     needed = dict(sessions.missing()).get(request.param)
     if needed is not None:
-        missing("node" if request.param == "WASM" else "providers", f"{request.param}: {needed}")
+        missing({"WASM": "node", "WebGPU": "chromium"}.get(request.param, "providers"), f"{request.param}: {needed}")
     with Asked(request.param) as asked:
+        if request.param == "WebGPU":
+            try:
+                asked.open(node_tests()["test_abs"][0])
+            except Failed as error:
+                if "adapter" in error.args[1]:
+                    missing("webgpu", "this Chromium has no adapter, not even SwiftShader")
+                raise
         yield asked
 
 
