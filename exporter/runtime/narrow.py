@@ -117,15 +117,13 @@ class _Narrowing:
     def _narrowed(self, node: ir.Node) -> bool:
         """Let a node compute in int32 where it can; whether it does."""
         types = _types(node, self.opset)
-        if types is None or subgraphs(node):
+        if types is None or node.op_type not in _SMALL:
             return False
         inputs, outputs, allowed = types
         mine = {kind for kind, value in zip(inputs, node.inputs, strict=True) if value in self.small}
         if not all("tensor(int32)" in allowed.get(kind, ()) for kind in mine):
             return False
         computed = mine & set(outputs)
-        if computed and node.op_type not in _SMALL:
-            return False
         replaced: dict[int, ir.Value] = {}
         for place, (kind, value) in enumerate(zip(inputs, node.inputs, strict=True)):
             if kind in mine and value is not None and value not in self.small:

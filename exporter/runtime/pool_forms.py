@@ -52,14 +52,25 @@ def _form(op: Emitter, node: ir.Node, facts: Mapping[ir.Value, ShapeAndType]) ->
     (shape, kind), outs = fact_of(x, facts), fact_of(g, facts)[0]
     kernel = list(attr(pool, "kernel_shape"))
     n, count = len(kernel), math.prod(kernel)
-    if shape is None or outs is None or len(shape) != n + 2 or len(outs) != n + 2 or n != 2 or count > _MOST_KERNEL or kind is not _FLOAT:
+    if shape is None or outs is None or len(shape) != n + 2 or len(outs) != n + 2 or n > 2 or count > _MOST_KERNEL or kind is not _FLOAT:
         return None
     sizes, ends = ([size for size in each[2:] if isinstance(size, int)] for each in (shape, outs))
-    auto = attr(pool, "auto_pad", "NOTSET")
-    if len(sizes) < n or len(ends) < n or auto not in ("NOTSET", "VALID", ""):
+    if len(sizes) < n or len(ends) < n:
         return None
     strides, dilations = ([*(attr(pool, name, None) or [1] * n)] for name in ("strides", "dilations"))
-    before = [*(attr(pool, "pads", None) or [0] * n)][:n] if auto != "VALID" else [0] * n
+    before = [*(attr(pool, "pads", None) or [0] * n)][:n]
+    if (auto := attr(pool, "auto_pad", "NOTSET")) not in ("NOTSET", ""):
+        reach = [(out - 1) * s + (k - 1) * d + 1 - size for out, s, k, d, size in zip(ends, strides, kernel, dilations, sizes, strict=True)]
+        before = [0 if auto == "VALID" else max(each + (auto == "SAME_LOWER"), 0) // 2 for each in reach]
+    if n == 1:  # as one row
+        kernel, sizes, ends, strides, dilations, before = (
+            [1, *kernel],
+            [1, *sizes],
+            [1, *ends],
+            [1, *strides],
+            [1, *dilations],
+            [0, *before],
+        )
     # How far the last window reaches behind the image; negative where it leaves places out.
     after = [
         (out - 1) * s + (k - 1) * d + 1 - size - b
@@ -77,7 +88,7 @@ def _form(op: Emitter, node: ir.Node, facts: Mapping[ir.Value, ShapeAndType]) ->
     sent = op.Mul(op.Mul(found, op.Cast(first, to=_FLOAT)), op.Reshape(g, one))
     left = [max(-each, 0) for each in after]
     back = op.ConvTranspose(sent, kernels, output_padding=left if any(left) else None, **slides)
-    whole = [-1, shape[1], *sizes] if isinstance(shape[1], int) else op.Shape(x)
+    whole = [-1, shape[1], *shape[2:]] if isinstance(shape[1], int) else op.Shape(x)
     made: ir.Value = op.Reshape(back, op.i64(whole) if isinstance(whole, list) else whole)
     return made
 

@@ -24,8 +24,8 @@ from exporter.runtime.webgpu_forms import (
     functions_written_out,
     in_older_opset,
     logarithms_of_softmax,
+    passes_unrolled,
     remainders_by_division,
-    scans_unrolled,
     signs_by_comparisons,
     sums_in_pairs,
 )
@@ -222,7 +222,7 @@ def _asks_for_rows(node: ir.Node) -> ir.Node | None:
 FORMS: Mapping[str, tuple[Callable[[ir.Model], int], ...]] = {
     "openvino": (weights_of_convolutions, rows_at_once, sums_over_repeats, rows_of_infinity, captures_as_states),
     "webgpu": (
-        functions_written_out, maxima_by_windows, rows_at_once, scans_unrolled, batches_normalized, logarithms_of_softmax, sums_in_pairs,
+        functions_written_out, maxima_by_windows, rows_at_once, passes_unrolled, batches_normalized, logarithms_of_softmax, sums_in_pairs,
         signs_by_comparisons, fills_by_expand, remainders_by_division, fences_by_comparison, booleans_as_numbers, in_older_opset,
     ),
 }  # fmt: skip

@@ -17,7 +17,7 @@ from exporter.runtime.facts import ShapeAndType, fact_of, find_facts
 from symbolics.graph.copies import function_body, inline, inline_body, replace
 from symbolics.graph.emitter import Emitter
 from symbolics.graph.scope import Scope, free_prefix
-from symbolics.graph.values import array_of, attr, trains
+from symbolics.graph.values import array_of, attr, made_by, trains
 from symbolics.graph.walk import subgraphs, walk
 from symbolics.node.names import GRADIENT_DOMAIN, ROWS_DOMAIN
 
@@ -29,15 +29,15 @@ __all__ = [
     "functions_written_out",
     "in_older_opset",
     "logarithms_of_softmax",
+    "passes_unrolled",
     "remainders_by_division",
-    "scans_unrolled",
     "signs_by_comparisons",
     "sums_in_pairs",
 ]  # fmt: skip
 
 _BOOL, _FLOAT, _I32 = ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.INT32
 
-#: Nodes of a Scan's passes together, of which it is written pass by pass; of more it stays a Scan.
+#: Nodes of the passes of a Scan or Loop together, of which it is written pass by pass; of more it stays.
 MOST_UNROLLED = 8192
 #: Opset of the provider's kernels.
 OPSET = 21
@@ -345,8 +345,8 @@ def _was_there(node: ir.Node) -> bool:
     return True
 
 
-def scans_unrolled(model: ir.Model) -> int:
-    """A Scan of a known number of passes as its passes, one after the other: WebGPU has no Scan.
+def passes_unrolled(model: ir.Model) -> int:
+    """A Scan or Loop of a known number of passes as its passes, one after the other: WebGPU has neither.
 
     Returns:
         How many were written so.
@@ -354,16 +354,16 @@ def scans_unrolled(model: ir.Model) -> int:
     facts: dict[ir.Value, ShapeAndType] = {}
     total = 0
     while True:  # those in a body come out with it
-        found = [node for node in model.graph if node.op_type == "Scan" and node.domain == ""]
+        found = [node for node in model.graph if node.op_type in ("Scan", "Loop") and node.domain == ""]
         if found:
             find_facts(model, facts)
-        count = _rewritten(model, found, lambda op, node: _passes(op, node, facts))
+        count = _rewritten(model, found, lambda op, node: (_scanned if node.op_type == "Scan" else _looped)(op, node, facts))
         total += count
         if not count:
             return total
 
 
-def _passes(op: Emitter, node: ir.Node, facts: Mapping[ir.Value, ShapeAndType]) -> list[ir.Value] | None:
+def _scanned(op: Emitter, node: ir.Node, facts: Mapping[ir.Value, ShapeAndType]) -> list[ir.Value | None] | None:
     (body,) = subgraphs(node)
     scanned = attr(node, "num_scan_inputs")
     states, inputs = list(node.inputs[: len(node.inputs) - scanned]), node.inputs[len(node.inputs) - scanned :]
@@ -372,7 +372,7 @@ def _passes(op: Emitter, node: ir.Node, facts: Mapping[ir.Value, ShapeAndType]) 
     axes_out, backward_out = (list(attr(node, name, None) or [0] * ends) for name in ("scan_output_axes", "scan_output_directions"))
     shape = None if inputs[0] is None else fact_of(inputs[0], facts)[0]
     length = shape[axes[0]] if shape else None
-    if not isinstance(length, int) or not 0 < length * len(list(walk(body))) <= MOST_UNROLLED:
+    if not isinstance(length, int) or not _is_short(body, length):
         return None
     collected: list[list[ir.Value]] = []
     for place in range(length):
@@ -380,12 +380,44 @@ def _passes(op: Emitter, node: ir.Node, facts: Mapping[ir.Value, ShapeAndType]) 
             op.Gather(x, op.i64(length - 1 - place if back else place), axis=axis)
             for x, axis, back in zip(inputs, axes, backward, strict=True)
         ]
-        nodes, results = inline_body(op, body, [*states, *given])  # type: ignore[list-item]
-        op.nodes += nodes
+        results = _passed(op, body, [*states, *given])
         states[:] = results[: len(states)]
         collected.append(results[len(states) :])
-    stacked = []
-    for k, (axis, back) in enumerate(zip(axes_out, backward_out, strict=True)):
-        parts = [op.Unsqueeze(each[k], op.i64([axis])) for each in (collected[::-1] if back else collected)]
-        stacked.append(op.Concat(*parts, axis=axis))
+    stacked = [
+        _stacked(op, [each[k] for each in (collected[::-1] if back else collected)], axis)
+        for k, (axis, back) in enumerate(zip(axes_out, backward_out, strict=True))
+    ]
     return [*states, *stacked]
+
+
+def _looped(op: Emitter, node: ir.Node, facts: Mapping[ir.Value, ShapeAndType]) -> list[ir.Value | None] | None:
+    (body,) = subgraphs(node)
+    limit, condition, *states = node.inputs
+    count, goes_on, on = array_of(limit), array_of(condition), body.outputs[0]
+    source = on if (inner := made_by(on, "Identity")) is None else inner.inputs[0]
+    known = array_of(source)
+    always = source is body.inputs[1] or (known is not None and bool(known.all()))
+    if count is None or not always or (condition is not None and (goes_on is None or not goes_on.all())) or not _is_short(body, int(count)):
+        return None
+    collected: list[list[ir.Value]] = []
+    for place in range(int(count)):
+        _, *results = _passed(op, body, [op.i64(place), op.constant(True, _BOOL), *states])
+        states[:] = results[: len(states)]
+        collected.append(results[len(states) :])
+    return [*states, *(_stacked(op, [each[k] for each in collected], 0) for k in range(len(node.outputs) - len(states)))]
+
+
+def _is_short(body: ir.Graph, count: int) -> bool:
+    return 0 < count * len(list(walk(body))) <= MOST_UNROLLED
+
+
+def _passed(op: Emitter, body: ir.Graph, given: Sequence[ir.Value | None]) -> list[ir.Value]:
+    """What a body gives of these inputs."""
+    nodes, results = inline_body(op, body, given)  # type: ignore[arg-type]
+    op.nodes += nodes
+    return results
+
+
+def _stacked(op: Emitter, parts: Sequence[ir.Value], axis: int) -> ir.Value:
+    made: ir.Value = op.Concat(*(op.Unsqueeze(part, op.i64([axis])) for part in parts), axis=axis)
+    return made

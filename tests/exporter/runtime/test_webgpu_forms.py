@@ -145,6 +145,20 @@ def test_passes_of_a_scan(axis, backward):
     _written(text, {"Scan"}, {"x": rng.standard_normal((4, 4)).astype(F32), "h": rng.random(4).astype(F32), "w": rng.random(4).astype(F32)})
 
 
+@pytest.mark.parametrize("on", ["on", "true", "other", ""])
+def test_passes_of_a_loop(on):
+    """With a condition that is handed on, that is constant, that may change (it stays), and without one."""
+    text = f"""(float[3] x, bool go) => (float[3] y, float[4,3] z) <int64 n = {{4}}, bool first = {{1}}, float[4] w = {{1, 2, 3, 4}}> {{
+        y, z = Loop (n, {"" if not on else "first"}, x) <body = b (int64 i, bool on, float[3] s) => (bool more, float[3] t, float[3] v) {{
+            true = Constant <value = bool {{1}}> () k = Gather (w, i) other = And (on, go) more = Identity ({on or "on"}) t = Add (s, k) v = Mul (t, s) }}> }}"""
+    feeds = {"x": np.arange(3, dtype=F32), "go": np.array(True)}
+    if on == "other":
+        model = ir.from_proto(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g {text}'))
+        assert not write_forms(["webgpu"], model)
+    else:
+        _written(text, {"Loop"}, feeds)
+
+
 def test_a_scan_of_an_open_length_stays():
     text = """<ir_version: 10, opset_import: ["": 21]> g (float[N,2] x, float[2] h) => (float[2] y)
     { y = Scan <num_scan_inputs = 1, body = b (float[2] s, float[2] r) => (float[2] t) { t = Add (s, r) }> (h, x) }"""
@@ -175,6 +189,22 @@ def test_maxima_by_windows(pool):
     got, found = _run(proto, dict(zip(names, (x.detach().numpy(), g.numpy()), strict=True)))
     np.testing.assert_array_equal(got, y.detach().numpy())
     np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("auto", ["SAME_UPPER", "SAME_LOWER", "VALID"])
+@pytest.mark.parametrize(("size", "kernel", "stride"), [((7,), [3], [2]), ((6, 5), [2, 3], [1, 2])])
+def test_maxima_of_padded_and_of_flat_windows(size, kernel, stride, auto):
+    """Beside the gradient of the plain file, on onnxruntime."""
+    shape = ",".join(map(str, (2, 3, *size)))
+    text = f"""<ir_version: 10, opset_import: ["": 20]> g (float[{shape}] x) => (float y)
+        {{ p = MaxPool <kernel_shape = {kernel}, strides = {stride}, auto_pad = "{auto}"> (x) q = Mul (p, p) y = ReduceSum <keepdims = 0> (q) }}"""
+    model = exporter.build_gradient_graph(onnx.parser.parse_model(text), wrt=["x"])
+    plain = ir.to_proto(model)
+    assert write_forms(["webgpu"], model)
+    assert not {"ScatterElements", "MaxPoolGrad"} & {node.op_type for node in model.graph}
+    feeds = {"x": np.random.default_rng(0).integers(-2, 3, (2, 3, *size)).astype(F32), "y_grad": np.array(1, F32)}
+    for wanted, got in zip(_run(plain, feeds), _run(ir.to_proto(model), feeds), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-6)
 
 
 def test_bodies_of_functions_are_written_too():
