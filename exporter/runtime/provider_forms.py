@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from exporter.runtime.convolution_forms import weights_of_convolutions
+from exporter.runtime.facts import ShapeAndType, find_facts, fixed_shape
 from exporter.runtime.narrow import narrow_integers
 from exporter.runtime.pool_forms import maxima_by_windows
 from exporter.runtime.webgpu_forms import (
@@ -41,7 +42,17 @@ from symbolics.text import shown
 #: Constants of so many elements at most are written into a body that reads them.
 SMALL = 64
 
-__all__ = ["FORMS", "NARROW", "captures_as_states", "rows_at_once", "rows_of_infinity", "sums_over_repeats", "write_file", "write_forms"]
+__all__ = [
+    "FORMS",
+    "NARROW",
+    "captures_as_states",
+    "rows_at_once",
+    "rows_of_infinity",
+    "sums_over_known_axes",
+    "sums_over_repeats",
+    "write_file",
+    "write_forms",
+]
 
 
 def rows_at_once(model: ir.Model) -> int:
@@ -159,6 +170,41 @@ def _summed_to(node: ir.Node) -> ir.Value | None:
     return value if one is not None and one.tolist() in (1, [1]) else None
 
 
+def sums_over_known_axes(model: ir.Model) -> int:
+    """The same sums where all sizes are known by now: over constant axes.
+
+    Returns:
+        How many sums were written so.
+    """
+    found = [(node, sizes) for node in walk(model.graph) if (sizes := _summed_to(node)) is not None]
+    facts: dict[ir.Value, ShapeAndType] = {}
+    if found:
+        find_facts(model, facts)
+    scope = Scope(free_prefix(model.graph, "form/axes/"), lambda value: False)
+    changed = 0
+    for node, sizes in found:
+        if (known := _known_sizes(sizes, facts)) is not None:
+            axes = scope.constant([axis for axis, size in enumerate(known) if size == 1], ir.DataType.INT64)
+            node.replace_input_with(1, axes)
+            changed += 1
+    scope.register(model.graph)
+    return changed
+
+
+def _known_sizes(sizes: ir.Value, facts: Mapping[ir.Value, ShapeAndType]) -> list[int] | None:
+    """What a vector of sizes holds."""
+    node, array = sizes.producer(), array_of(sizes)
+    if array is not None:
+        return [int(size) for size in array]
+    if node is not None and node.op_type == "Shape" and not node.attributes and node.inputs[0] is not None:
+        shape = fixed_shape(node.inputs[0], facts)
+        return None if shape is None else list(shape)
+    if node is not None and node.op_type == "Concat":
+        parts = [None if value is None else _known_sizes(value, facts) for value in node.inputs]
+        return None if None in parts else [size for part in parts for size in part or ()]
+    return None
+
+
 def _over_repeats(scope: Scope, node: ir.Node, sizes: ir.Value) -> bool:
     x, rank = node.inputs[0], _length(sizes)
     if x is None or rank is None:
@@ -222,7 +268,7 @@ def _asks_for_rows(node: ir.Node) -> ir.Node | None:
 FORMS: Mapping[str, tuple[Callable[[ir.Model], int], ...]] = {
     "openvino": (weights_of_convolutions, rows_at_once, sums_over_repeats, rows_of_infinity, captures_as_states),
     "webgpu": (
-        functions_written_out, maxima_by_windows, rows_at_once, passes_unrolled, batches_normalized, logarithms_of_softmax, sums_in_pairs,
+        functions_written_out, maxima_by_windows, rows_at_once, passes_unrolled, sums_over_known_axes, batches_normalized, logarithms_of_softmax, sums_in_pairs,
         signs_by_comparisons, fills_by_expand, remainders_by_division, fences_by_comparison, booleans_as_numbers, in_older_opset,
     ),
 }  # fmt: skip

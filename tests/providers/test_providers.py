@@ -67,7 +67,12 @@ def asked(request):
 
 def test_a_handful_of_gradients(asked, models):
     found = dict(sweep.cases(asked, CASES, REFERENCES, models))
-    assert {name: cell and cell[0] for name, cell in found.items()} == dict.fromkeys(CASES)
+    # No provider but WebGPU fails at one: it has no uint8 for DynamicQuantizeLinear.
+    recorded = RECORD[asked.provider]["cases"]
+    assert {name: cell and cell[0] for name, cell in found.items()} == {
+        name: recorded[name][0] if name in recorded else None for name in CASES
+    }
+    assert len(recorded.keys() & set(CASES)) == (asked.provider == "WebGPU")
 
 
 @pytest.mark.parametrize("name", STEPS)
