@@ -337,3 +337,38 @@ def test_a_provider_without_forms_is_named():
             "cuda",
             ir.from_proto(onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 21]> g (float x) => (float y) { y = Neg (x) }')),
         )
+
+
+@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
+def test_a_step_in_memory_takes_what_it_took(dynamo):
+    """A session's forms leave inputs alone: convolution, batch norm, pooling, dropout, a recurrent layer, tokens; the CPU has the numbers of the plain step."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.image = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.2), nn.Flatten())
+            self.words, self.cells, self.head = nn.Embedding(9, 6), nn.GRU(6, 5, batch_first=True), nn.Linear(41, 3)
+
+        def forward(self, x, ids):
+            return self.head(torch.cat([self.image(x), self.cells(self.words(ids))[0][:, -1]], 1))
+
+    torch.manual_seed(0)
+    args, target = (torch.randn(4, 1, 8, 8), torch.randint(0, 9, (4, 3))), torch.randint(0, 3, (4,))
+    numbers = {"lr": 0.1, "momentum": 0.9, "dampening": 0.1}
+    step = exporter.export_training_step(
+        Net().train(), args, loss=F.cross_entropy, targets=(target,), optimizer="sgd", hyperparameters=numbers, dynamo=dynamo
+    )
+    model = step.model.clone()
+    assert write_forms(["webgpu"], model)
+    assert [(value.name, value.dtype) for value in model.graph.inputs] == [(value.name, value.dtype) for value in step.model.graph.inputs]
+    given = {
+        **step.initial,
+        **dict(zip((*step.layout.inputs, *step.layout.targets), (each.numpy() for each in (*args, target)), strict=True)),
+    }
+    feeds = {value.name: given[value.name] for value in step.model.graph.inputs}
+    wanted, got = (
+        dict(zip([value.name for value in each.graph.outputs], _run(ir.to_proto(each), feeds), strict=True)) for each in (step.model, model)
+    )
+    for name, value in wanted.items():
+        assert got[name].dtype == value.dtype
+        np.testing.assert_allclose(got[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
