@@ -217,9 +217,11 @@ def _types(node: ir.Node, opset: int) -> tuple[list[str], list[str], dict[str, A
         schema = onnx.defs.get_schema(node.op_type, opset)
     except onnx.defs.SchemaError:
         return None
+    if len(node.inputs) > schema.max_input or len(node.outputs) > schema.max_output:
+        return None
 
     def of(formal: Any, count: int) -> list[str]:
         return [formal[min(place, len(formal) - 1)].type_str for place in range(count)]
 
     allowed = {each.type_param_str: each.allowed_type_strs for each in schema.type_constraints}
-    return of(schema.inputs, len(node.inputs)), of(schema.outputs, len(node.outputs)) if node.outputs else [], allowed
+    return of(schema.inputs, len(node.inputs)), of(schema.outputs, len(node.outputs)), allowed

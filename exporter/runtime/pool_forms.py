@@ -44,7 +44,7 @@ def maxima_by_windows(model: ir.Model) -> int:
 
 
 def _form(op: Emitter, node: ir.Node, facts: Mapping[ir.Value, ShapeAndType]) -> ir.Value | None:
-    g, indices, _ = node.inputs
+    g, indices = [*node.inputs, None, None][:2]
     pool = made_by(indices, "MaxPool")
     if pool is None or g is None or pool.inputs[0] is None or len(pool.outputs) < 2 or indices is not pool.outputs[1]:
         return None
@@ -59,6 +59,8 @@ def _form(op: Emitter, node: ir.Node, facts: Mapping[ir.Value, ShapeAndType]) ->
         return None
     strides, dilations = ([*(attr(pool, name, None) or [1] * n)] for name in ("strides", "dilations"))
     before = [*(attr(pool, "pads", None) or [0] * n)][:n]
+    if not len(strides) == len(dilations) == len(before) == n or min(*strides, *dilations, *kernel) < 1:
+        return None
     if (auto := attr(pool, "auto_pad", "NOTSET")) not in ("NOTSET", ""):
         reach = [(out - 1) * s + (k - 1) * d + 1 - size for out, s, k, d, size in zip(ends, strides, kernel, dilations, sizes, strict=True)]
         before = [0 if auto == "VALID" else max(each + (auto == "SAME_LOWER"), 0) // 2 for each in reach]

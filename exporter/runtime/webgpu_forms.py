@@ -48,6 +48,8 @@ _MOVES = frozenset(
     "Concat Flatten GatherElements GatherND Identity Reshape ScatterElements ScatterND Slice Split Squeeze Tile Transpose".split()
 )
 
+_OPTIONAL = onnx.defs.OpSchema.FormalParameterOption.Optional
+
 _Write = Callable[[Emitter, ir.Node], "Sequence[ir.Value | None] | None"]
 
 
@@ -66,7 +68,23 @@ def _rewritten(model: ir.Model, found: Iterable[ir.Node], write: _Write) -> int:
 
 
 def _standard(model: ir.Model, *op_types: str) -> list[ir.Node]:
-    return [node for node in walk(model.graph) if node.domain == "" and node.op_type in op_types]
+    """The nodes of these operators that have what the standard wants of them; the others are onnxruntime's to refuse."""
+    opset = model.opset_imports.get("", 18)
+    return [node for node in walk(model.graph) if node.domain == "" and node.op_type in op_types and _is_sound(node, opset)]
+
+
+def _is_sound(node: ir.Node, opset: int) -> bool:
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opset)
+    except onnx.defs.SchemaError:
+        return False
+    needed = [value for value, formal in zip(node.inputs, schema.inputs, strict=False) if formal.option != _OPTIONAL]
+    if not schema.min_input <= len(node.inputs) <= schema.max_input or None in needed:
+        return False
+    return len(node.outputs) <= schema.max_output and all(
+        str(formal.type) == f"AttrType.{node.attributes[name].type.name}" if name in node.attributes else not formal.required
+        for name, formal in schema.attributes.items()
+    )
 
 
 def functions_written_out(model: ir.Model) -> int:
@@ -354,7 +372,7 @@ def passes_unrolled(model: ir.Model) -> int:
     facts: dict[ir.Value, ShapeAndType] = {}
     total = 0
     while True:  # those in a body come out with it
-        found = [node for node in model.graph if node.op_type in ("Scan", "Loop") and node.domain == ""]
+        found = [node for node in _standard(model, "Scan", "Loop") if node.graph is model.graph]
         if found:
             find_facts(model, facts)
         count = _rewritten(model, found, lambda op, node: (_scanned if node.op_type == "Scan" else _looped)(op, node, facts))
@@ -366,13 +384,21 @@ def passes_unrolled(model: ir.Model) -> int:
 def _scanned(op: Emitter, node: ir.Node, facts: Mapping[ir.Value, ShapeAndType]) -> list[ir.Value | None] | None:
     (body,) = subgraphs(node)
     scanned = attr(node, "num_scan_inputs")
+    if not 0 < scanned <= len(node.inputs):
+        return None
     states, inputs = list(node.inputs[: len(node.inputs) - scanned]), node.inputs[len(node.inputs) - scanned :]
     axes, backward = (list(attr(node, name, None) or [0] * scanned) for name in ("scan_input_axes", "scan_input_directions"))
     ends = len(node.outputs) - len(states)
     axes_out, backward_out = (list(attr(node, name, None) or [0] * ends) for name in ("scan_output_axes", "scan_output_directions"))
-    shape = None if inputs[0] is None else fact_of(inputs[0], facts)[0]
-    length = shape[axes[0]] if shape else None
-    if not isinstance(length, int) or not _is_short(body, length):
+    shape = None if not inputs or inputs[0] is None else fact_of(inputs[0], facts)[0]
+    length = shape[axes[0]] if shape and axes and -len(shape) <= axes[0] < len(shape) else None
+    if not isinstance(length, int) or not _is_short(body, length) or len(body.inputs) != len(node.inputs):
+        return None
+    if (
+        len(body.outputs) != len(node.outputs)
+        or not len(axes) == len(backward) == scanned
+        or not len(axes_out) == len(backward_out) == ends
+    ):
         return None
     collected: list[list[ir.Value]] = []
     for place in range(length):
@@ -392,15 +418,23 @@ def _scanned(op: Emitter, node: ir.Node, facts: Mapping[ir.Value, ShapeAndType])
 
 def _looped(op: Emitter, node: ir.Node, facts: Mapping[ir.Value, ShapeAndType]) -> list[ir.Value | None] | None:
     (body,) = subgraphs(node)
+    if len(body.inputs) != len(node.inputs) or len(body.outputs) != len(node.outputs) + 1 or len(node.inputs) < 2:
+        return None
     limit, condition, *states = node.inputs
     count, goes_on, on = array_of(limit), array_of(condition), body.outputs[0]
     source = on if (inner := made_by(on, "Identity")) is None else inner.inputs[0]
     known = array_of(source)
     always = source is body.inputs[1] or (known is not None and bool(known.all()))
-    if count is None or not always or (condition is not None and (goes_on is None or not goes_on.all())) or not _is_short(body, int(count)):
+    if (
+        count is None
+        or count.size != 1
+        or not always
+        or (condition is not None and (goes_on is None or not goes_on.all()))
+        or not _is_short(body, count.item())
+    ):
         return None
     collected: list[list[ir.Value]] = []
-    for place in range(int(count)):
+    for place in range(count.item()):
         _, *results = _passed(op, body, [op.i64(place), op.constant(True, _BOOL), *states])
         states[:] = results[: len(states)]
         collected.append(results[len(states) :])

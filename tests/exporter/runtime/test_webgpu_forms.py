@@ -159,6 +159,25 @@ def test_passes_of_a_loop(on):
         _written(text, {"Loop"}, feeds)
 
 
+BROKEN = (
+    "(float[2] x) => (float[2] y) { y = Sum () }", "(float[2] x) => (float[2] y) { y = Sign () }", "(float[2] x) => (float[2] y) { y = Scan (x) }",
+    "(float[2] x) => (float[2] y) { y = LogSoftmax <axis = 1.5> (x) }", "(float[2] x) => (float[2] y) { y = BitwiseAnd (x) }",
+    "(float[2] x) => (float[2] y) { y = BatchNormalization <training_mode = 1> (x, x) }", "(float[2] x) => (float[2] y) { y = Mod () }",
+    "(float[2] x) => (float[2] y) { y = Scan <num_scan_inputs = 3, body = b (float s) => (float t) { t = Neg (s) }> (x) }",
+    "(float[2] x) => (float[2] y) { y = Scan <num_scan_inputs = 1, scan_input_axes = [7], body = b (float s) => (float t) { t = Neg (s) }> (x) }",
+    "(float[2] x) => (float[2] y) <int64 n = {3}> { y = Loop (n) <body = b (int64 s) => (int64 t) { t = Neg (s) }> }",
+    "(float[2] x) => (float[2] y) <int64[2] n = {3, 4}> { y = Loop (n, , x) <body = b (int64 i, bool on, float[2] s) => (bool on, float[2] t) { t = Neg (s) }> }",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_nodes_that_onnxruntime_refuses_are_left_to_it(text):
+    model = ir.from_proto(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g {text}'))
+    operator = next(iter(model.graph)).op_type
+    write_file("webgpu", model)
+    assert [node.op_type for node in model.graph] == [operator]
+
+
 def test_a_scan_of_an_open_length_stays():
     text = """<ir_version: 10, opset_import: ["": 21]> g (float[N,2] x, float[2] h) => (float[2] y)
     { y = Scan <num_scan_inputs = 1, body = b (float[2] s, float[2] r) => (float[2] t) { t = Add (s, r) }> (h, x) }"""
