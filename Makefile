@@ -30,8 +30,8 @@
 #   make test-tangents
 #                    forward mode on all of ONNX's node tests that have a gradient, about 2 minutes (make test runs one an operator)
 #   make test-providers
-#                    every gradient rule and six training steps on the execution providers that run without a GPU, 20 minutes on two
-#                    cores; writes docs/providers.md anew
+#                    every gradient rule and six training steps on the execution providers that run without a GPU (WebGPU in Chromium,
+#                    where one is installed), 25 minutes on two cores; writes docs/providers.md anew
 #   make providers   what that installs (OpenVINO, 50 MB), for the short part of it in make test-long
 #   make node        onnxruntime for Node.js and for browsers, which tests train with (make test does it where npm is)
 #   make web         a page that trains a network in the browser, in web-output/ (needs npm)

@@ -33,13 +33,13 @@ from tests.processes import ROOT
 WARM = 50
 # For each run, what a step took in milliseconds: the loop of pythonop.mjs on batches that are made before.
 _MEASURE = """
-export async function measure(ort, Trainer, source, about, bytes, { runs, steps, warm }) {
+export async function measure(ort, Trainer, source, about, bytes, { runs, steps, warm, ...session }) {
   const { batch, size, training, test } = about, area = size * size, from = training + test;
   const batches = Array.from({ length: training / batch }, (_, at) => ({
     image: new ort.Tensor("float32", Float32Array.from(bytes.subarray(from + at * batch * area, from + (at + 1) * batch * area), (value) => value / 255), [batch, area]),
-    target: new ort.Tensor("int64", BigInt64Array.from(bytes.subarray(at * batch, (at + 1) * batch), BigInt), [batch]),
+    target: new ort.Tensor("int32", Int32Array.from(bytes.subarray(at * batch, (at + 1) * batch)), [batch]),
   }));
-  const model = await Trainer.load(ort, source, { intraOpNumThreads: 1 });
+  const model = await Trainer.load(ort, source, { intraOpNumThreads: 1, ...session });
   const took = [];
   for (let at = 0; at < warm; at++) await model.step(batches[at % batches.length]);
   for (let run = 0; run < runs; run++) {
@@ -60,7 +60,7 @@ const about = JSON.parse(readFileSync(`${page}/about.json`));
 console.log(JSON.stringify(await run(ort, Trainer, `${page}/model`, about, readFileSync(`${page}/digits.bin`), JSON.parse(options))));
 """
 _PAGE = """<script type="module">
-import * as ort from "/page/ort/ort.wasm.bundle.min.mjs";
+import * as ort from "/page/ort/RUNTIME";
 import { Trainer } from "/page/pythonop.mjs";
 import { measure } from "/measure.mjs";
 ort.env.wasm.numThreads = 1;
@@ -75,7 +75,7 @@ def in_python(page: Path, runs: int, steps: int) -> list[float]:
     about = json.loads((page / "about.json").read_text())
     data = np.frombuffer((page / "digits.bin").read_bytes(), np.uint8)
     batch, count = about["batch"], about["training"] + about["test"]
-    labels, images = data[:count].astype(np.int64), data[count:].reshape(count, -1).astype(np.float32) / 255
+    labels, images = data[:count].astype(np.int32), data[count:].reshape(count, -1).astype(np.float32) / 255
     batches = [{"image": images[at : at + batch], "target": labels[at : at + batch]} for at in range(0, about["training"], batch)]
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
@@ -104,6 +104,21 @@ def in_node(page: Path, folder: Path, options: dict[str, int]) -> list[float]:
     command = ["node", str(folder / "node.mjs"), (folder / "measure.mjs").as_uri(), (ROOT / "examples" / "pythonop.mjs").as_uri()]
     done = subprocess.run([*command, str(page), json.dumps(options)], cwd=build.packages(), stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout)
+
+
+def in_chromium(page: Path, folder: Path, options: dict[str, int]) -> list[Figure]:
+    """The same in a page, on WebAssembly, and on WebGPU as SwiftShader computes it on the processor: a twentieth of the steps."""
+    places = {"/page": page, "/measure.mjs": folder / "measure.mjs"}
+    fewer = {"runs": options["runs"], "steps": max(options["steps"] // 20, 1), "warm": max(options["warm"] // 20, 1)}
+    figures = []
+    for name, runtime, chosen, flags in (
+        ("WebAssembly", build.RUNTIME[0], {**options, "executionProviders": ["wasm"]}, ()),
+        ("WebGPU by SwiftShader", build.RUNTIME[2], {**fewer, "executionProviders": ["webgpu"]}, browser.WEBGPU),
+    ):
+        script = _PAGE.replace("OPTIONS", json.dumps(chosen)).replace("RUNTIME", runtime)
+        told = browser.told_by(script, places, timeout=600, flags=flags)
+        figures.append(_figure(f"Chromium, {name}", told["took"], f"onnxruntime-web {told['version']}, {told['browser'].split()[-2]}"))
+    return figures
 
 
 def loaded(page: Path) -> list[Figure]:
@@ -147,9 +162,7 @@ def main() -> int:
             package: Any = json.loads((build.packages() / "node_modules" / "onnxruntime-node" / "package.json").read_text())
             figures.append(_figure("Node", in_node(page, folder, options), f"onnxruntime-node {package['version']}"))
         if browser.installed():
-            places = {"/page": page, "/measure.mjs": folder / "measure.mjs"}
-            told = browser.told_by(_PAGE.replace("OPTIONS", json.dumps(options)), places, timeout=600)
-            figures.append(_figure("Chromium", told["took"], f"onnxruntime-web {told['version']}, {told['browser'].split()[-2]}"))
+            figures += in_chromium(page, folder, options)
         figures += loaded(page)
     return tell("web", figures)
 

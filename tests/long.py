@@ -46,6 +46,7 @@ FILES = tuple(
     exporter/training/test_adjoint_step.py
     exporter/training/test_browser.py
     exporter/training/test_curves.py
+    exporter/training/test_webgpu.py
     exporter/verification/test_zoo.py
     fuzz/test_fuzz.py
     operators/test_opaque.py

@@ -23,9 +23,8 @@ from exporter.cli import main as pythonop
 HERE = Path(__file__).parent
 TRAINING, TEST, RATE = 50 * model.BATCH, 400, 0.002
 PACKAGE = "onnxruntime-web"
-# One file for WebAssembly, one for a browser with WebGPU; each loads the .wasm beside it. (ort.webgpu.* of 1.30 was not tried
-# since the scalars of AdamW are float32: it has no float64.)
-RUNTIME = ["ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm", "ort.bundle.min.mjs", "ort-wasm-simd-threaded.jsep.wasm"]
+# One file for WebAssembly, one for a browser with WebGPU; each loads the .wasm beside it.
+RUNTIME = ["ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm", "ort.webgpu.bundle.min.mjs", "ort-wasm-simd-threaded.asyncify.wasm"]
 PAGE = ["index.html", "style.css", "page.mjs", "draw.mjs"]
 
 
@@ -68,7 +67,7 @@ def build(out: Path, *, dynamo: bool = True, node: Path | None = None) -> dict[s
         shutil.copyfile(path, out / path.name)
     images, labels = digits.draw(TRAINING + TEST)
     (out / "digits.bin").write_bytes(labels.tobytes() + images.tobytes())
-    exported = ["--portable", "--optimizer", "adamw", "--set", f"lr={RATE}", "--dynamo" if dynamo else "--no-dynamo"]
+    exported = ["--portable", "--for", "webgpu", "--optimizer", "adamw", "--set", f"lr={RATE}", "--dynamo" if dynamo else "--no-dynamo"]
     pythonop.main(["step", "examples.web.model:case", "--artifacts", str(out / "model"), *exported], standalone_mode=False)
     about = {
         "training": TRAINING, "test": TEST, "size": digits.SIZE, "batch": model.BATCH,

@@ -10,7 +10,6 @@ from torch import nn
 import exporter
 from examples.web.digits import SIZE
 
-# 7 steps of time: WebGPU stacks no more tensors than that on every device (8 storage buffers, the result's among them).
 NEURONS, TIMES, CLASSES, BATCH = 40, 7, 10, 64
 SLOPE, DECAY, THRESHOLD = 10.0, 0.85, 1.0
 

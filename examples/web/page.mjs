@@ -2,7 +2,7 @@
 import { Trainer } from "./pythonop.mjs";
 import { curve, image, raster, weights } from "./draw.mjs";
 
-const RUNTIMES = { wasm: "./ort/ort.wasm.bundle.min.mjs", webgpu: "./ort/ort.bundle.min.mjs" };
+const RUNTIMES = { wasm: "./ort/ort.wasm.bundle.min.mjs", webgpu: "./ort/ort.webgpu.bundle.min.mjs" };
 const SHOWN = 32; // test images in the table
 const EVERY = 10; // steps between two looks at the test images, at full speed
 
@@ -33,8 +33,8 @@ const images = (pixels) => new ort.Tensor("float32", pixels, [pixels.length / di
 /** The batch of a step: the training images in order, from the front again at the end. */
 function batchAt(step) {
   const { batch, training } = about, first = (step * batch) % training;
-  const labels = BigInt64Array.from(digits.labels.subarray(first, first + batch), BigInt);
-  return { image: images(pixelsOf(first, batch)), target: new ort.Tensor("int64", labels, [batch]) };
+  const labels = Int32Array.from(digits.labels.subarray(first, first + batch)); // files for WebGPU take no int64
+  return { image: images(pixelsOf(first, batch)), target: new ort.Tensor("int32", labels, [batch]) };
 }
 
 /** Opens runtime and model. WebAssembly takes one thread: more need headers that a plain server does not send. */

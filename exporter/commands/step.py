@@ -75,6 +75,12 @@ def _recompute(_: click.Context, __: click.Parameter, given: str | None) -> Any:
     callback=_recompute,
     help="Compute values of the forward again in the backward: what is cheap (auto), or so that at most BYTES are kept between them.",
 )
+@click.option(
+    "--for",
+    "written_for",
+    type=click.Choice(["webgpu", "openvino"]),
+    help="Write the files in the forms that this execution provider takes: webgpu for a page that trains on a graphics card.",
+)
 @shared.dynamo_option
 @input_options
 @shared.output_name_option
@@ -105,6 +111,7 @@ def step(
     accumulate: int,
     precision: str | None,
     recompute: Any,
+    written_for: str | None,
     dynamo: bool,
     inputs: tuple[str, ...],
     dynamic: tuple[str, ...],
@@ -157,6 +164,7 @@ def step(
                 clip_value=clip_value, ema=ema, accumulate=accumulate, recompute=recompute, **options,
             )  # fmt: skip
             evaluation = export_evaluation(case.model, case.args, case.kwargs, **options) if artifacts is not None else None
+        program = program if written_for is None else program.written_for(written_for)
         path, initial = files or (folder[0], folder[2])
         folder = [file for file in folder if evaluation is not None and (file.name != EVALUATION_LOSS or case.loss is not None)]
         layout = program.layout
@@ -170,7 +178,7 @@ def step(
             if output is not None:
                 program.save(output, external_data=external_data or None, check=False)
             if artifacts is not None and evaluation is not None:
-                write_artifacts(program, evaluation, artifacts, external_data=external_data or None, check=False)
+                write_artifacts(program, evaluation, artifacts, provider=written_for, external_data=external_data or None, check=False)
         nodes = len(list(program.model.graph.all_nodes()))
         written = {
             "file": str(path), "initial": str(initial), "bytes": path.stat().st_size, "nodes": nodes, "inlined": program.inlined,

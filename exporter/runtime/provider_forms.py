@@ -8,22 +8,51 @@ what would cost the CPU time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 
 import numpy as np
 import onnx_ir as ir
 
 from exporter.runtime.convolution_forms import weights_of_convolutions
+from exporter.runtime.facts import ShapeAndType, find_facts, fixed_shape
+from exporter.runtime.narrow import narrow_integers
+from exporter.runtime.pool_forms import maxima_by_windows
+from exporter.runtime.webgpu_forms import (
+    batches_normalized,
+    booleans_as_numbers,
+    fences_by_comparison,
+    fills_by_expand,
+    functions_written_out,
+    in_older_opset,
+    logarithms_of_softmax,
+    passes_unrolled,
+    remainders_by_division,
+    signs_by_comparisons,
+    sums_in_pairs,
+)
+from symbolics.errors import ArgumentError
 from symbolics.graph.copies import replace
 from symbolics.graph.emitter import Emitter
 from symbolics.graph.scope import Scope, free_prefix
 from symbolics.graph.values import array_of, attr, static_shape
 from symbolics.graph.walk import captured, remove_unread, subgraphs, unread, walk
 from symbolics.node.names import ADD_ROWS, ROWS_DOMAIN
+from symbolics.text import shown
 
 #: Constants of so many elements at most are written into a body that reads them.
 SMALL = 64
 
-__all__ = ["FORMS", "captures_as_states", "rows_at_once", "rows_of_infinity", "sums_over_repeats", "write_forms"]
+__all__ = [
+    "FORMS",
+    "NARROW",
+    "captures_as_states",
+    "rows_at_once",
+    "rows_of_infinity",
+    "sums_over_known_axes",
+    "sums_over_repeats",
+    "write_file",
+    "write_forms",
+]
 
 
 def rows_at_once(model: ir.Model) -> int:
@@ -141,6 +170,41 @@ def _summed_to(node: ir.Node) -> ir.Value | None:
     return value if one is not None and one.tolist() in (1, [1]) else None
 
 
+def sums_over_known_axes(model: ir.Model) -> int:
+    """The same sums where all sizes are known by now: over constant axes.
+
+    Returns:
+        How many sums were written so.
+    """
+    found = [(node, sizes) for node in walk(model.graph) if (sizes := _summed_to(node)) is not None]
+    facts: dict[ir.Value, ShapeAndType] = {}
+    if found:
+        find_facts(model, facts)
+    scope = Scope(free_prefix(model.graph, "form/axes/"), lambda value: False)
+    changed = 0
+    for node, sizes in found:
+        if (known := _known_sizes(sizes, facts)) is not None:
+            axes = scope.constant([axis for axis, size in enumerate(known) if size == 1], ir.DataType.INT64)
+            node.replace_input_with(1, axes)
+            changed += 1
+    scope.register(model.graph)
+    return changed
+
+
+def _known_sizes(sizes: ir.Value, facts: Mapping[ir.Value, ShapeAndType]) -> list[int] | None:
+    """What a vector of sizes holds."""
+    node, array = sizes.producer(), array_of(sizes)
+    if array is not None:
+        return [int(size) for size in array]
+    if node is not None and node.op_type == "Shape" and not node.attributes and node.inputs[0] is not None:
+        shape = fixed_shape(node.inputs[0], facts)
+        return None if shape is None else list(shape)
+    if node is not None and node.op_type == "Concat":
+        parts = [None if value is None else _known_sizes(value, facts) for value in node.inputs]
+        return None if None in parts else [size for part in parts for size in part or ()]
+    return None
+
+
 def _over_repeats(scope: Scope, node: ir.Node, sizes: ir.Value) -> bool:
     x, rank = node.inputs[0], _length(sizes)
     if x is None or rank is None:
@@ -203,7 +267,14 @@ def _asks_for_rows(node: ir.Node) -> ir.Node | None:
 #: nodes that the others look at.
 FORMS: Mapping[str, tuple[Callable[[ir.Model], int], ...]] = {
     "openvino": (weights_of_convolutions, rows_at_once, sums_over_repeats, rows_of_infinity, captures_as_states),
-}
+    "webgpu": (
+        functions_written_out, maxima_by_windows, rows_at_once, passes_unrolled, sums_over_known_axes, batches_normalized, logarithms_of_softmax, sums_in_pairs,
+        signs_by_comparisons, fills_by_expand, remainders_by_division, fences_by_comparison, booleans_as_numbers, in_older_opset,
+    ),
+}  # fmt: skip
+
+#: Providers that have no integers of 64 bits to compute with: files that are written for them take int32.
+NARROW = frozenset({"webgpu"})
 
 
 def write_forms(names: Iterable[str], model: ir.Model) -> bool:
@@ -214,3 +285,34 @@ def write_forms(names: Iterable[str], model: ir.Model) -> bool:
     if changed:
         remove_unread(model.graph, before)
     return changed > 0
+
+
+def write_file(name: str, model: ir.Model, carried: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+    """Write a model in the forms of one provider, for a file; in place.
+
+    In memory a session takes what the file says. A file may say it anew: integers of 64 bits become such of 32 where the provider lacks them.
+
+    Args:
+        name: A name of `FORMS`.
+        model: The model.
+        carried: As `exporter.runtime.narrow.narrow_integers`.
+
+    Returns:
+        The names of the inputs that took int64 and now take int32.
+
+    Raises:
+        ArgumentError: There are no forms for such a provider.
+    """
+    if name not in FORMS:
+        raise ArgumentError(
+            f"there are no forms for the provider {shown(str(name))}: {' and '.join(sorted(FORMS))} have some, others take a file as it is written"
+        )
+    before = unread(model.graph)
+    narrowed: list[str] = []
+    if name in NARROW:
+        functions_written_out(model)
+        rows_at_once(model)  # what its calls take is int64
+        narrowed = narrow_integers(model, carried)
+    write_forms([name], model)
+    remove_unread(model.graph, before)
+    return narrowed

@@ -21,6 +21,7 @@ from exporter.files.program import Program, save_models
 from exporter.files.save import writable
 from exporter.files.trained import EVALUATION, EVALUATION_LOSS, INITIAL, MANIFEST, TRAINING
 from exporter.gradient_graph.partition import extract, forward_part
+from exporter.runtime.provider_forms import write_file
 from exporter.training.carried import LOSS
 from exporter.training.objective import Objective, check_names
 from exporter.training.step import TrainingStep
@@ -106,7 +107,13 @@ def without_loss(model: ir.Model, layout: StepLayout) -> ir.Model | None:
 
 @short
 def write_artifacts(
-    step: TrainingStep, evaluation: Program, folder: str | os.PathLike[str], *, external_data: bool | None = None, check: bool = True
+    step: TrainingStep,
+    evaluation: Program,
+    folder: str | os.PathLike[str],
+    *,
+    provider: str | None = None,
+    external_data: bool | None = None,
+    check: bool = True,
 ) -> dict[str, Any]:
     """Write a folder with all that a program in any language needs to train and to evaluate: all files of it or none.
 
@@ -118,6 +125,8 @@ def write_artifacts(
         step: What `exporter.export_training_step` returned.
         evaluation: What `export_evaluation` returned for the same model. In the files the state of the step is an input of it.
         folder: Where to. It is made where it is missing. Files of these names are replaced, others stay.
+        provider: Write step and evaluation in the forms of this execution provider, as `TrainingStep.written_for` does: "webgpu" for a page that trains
+            on a graphics card. Other providers run such files, too.
         external_data, check: As `Program.save`.
 
     Returns:
@@ -125,12 +134,17 @@ def write_artifacts(
 
     Raises:
         ExportError: A file cannot be written, a model is not valid ONNX, or the evaluation is of another model.
+        ArgumentError: There are no forms for such a provider.
     """
+    step = step if provider is None else step.written_for(provider)
     assert step.layout is not None
     path = Path(folder)
     paths = places(path)
     forward = with_state_inputs(evaluation.model, step.layout)
     plain = without_loss(forward, step.layout)
+    if provider is not None:
+        for model in filter(None, (forward, plain)):
+            write_file(provider, model)
     manifest = _manifest(step, step.layout, plain or forward, forward if plain else None)
     with _made(path):
         models = list(zip([step.model, plain or forward, step.initial_model], paths, strict=False))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from exporter.gradient_graph.inference import infer_shapes
 from exporter.gradient_graph.model import own_copy, remove_marks
 from exporter.gradient_graph.recompute import Recompute, checked, recompute as rematerialize
 from exporter.gradient_graph.slow_operators import without_slow_operators
+from exporter.runtime.provider_forms import write_file
 from exporter.train_mode.batch_norm import batch_statistics
 from exporter.train_mode.dropout import seed_dropout
 from exporter.training.assemble import Assembly
@@ -78,6 +79,26 @@ class TrainingStep(Program):
             [], values, nodes=nodes, initializers=initializers, name="initial", opset_imports={"": self.model.opset_imports[""]}
         )
         return ir.Model(graph, ir_version=self.model.ir_version, producer_name="pythonop")
+
+    @short
+    def written_for(self, provider: str) -> TrainingStep:
+        """The same step in the forms that an execution provider takes, for programs that open the file themselves.
+
+        ``Trainer(step, providers=[...])`` does so in memory, where it opens a step; a page opens a file. The numbers are those of the step to rounding.
+        What WebGPU has no kernels for is written by operators that it has; its integers have 32 bits: inputs of int64 (labels, ids, ``seed``, ``state.step``)
+        are of int32 there.
+
+        Args:
+            provider: "webgpu" or "openvino"; other providers take a step as it is.
+
+        Raises:
+            ArgumentError: There are no forms for such a provider.
+        """
+        assert self.layout is not None
+        model = self.model.clone()
+        narrowed = write_file(provider, model, self.layout.carried)
+        initial = {name: array.astype(np.int32) if name in narrowed else array for name, array in self.initial.items()}
+        return replace(self, model=model, initial=initial)
 
     @short
     def save(

@@ -8,7 +8,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from symbolics.graph.builder import Builder
+from symbolics.graph.emitter import Emitter
 from symbolics.graph.scope import Scope
 from symbolics.graph.values import array_of, dtype_of, graph_of
 from symbolics.graph.walk import captured, discard, prune
@@ -129,7 +129,7 @@ def inline(scope: Scope, node: ir.Node, function: ir.Function) -> tuple[list[ir.
     return nodes, [None if o is None else mapping[o] for o in outputs]
 
 
-def inline_body(op: Builder, body: ir.Graph, inputs: Iterable[ir.Value]) -> tuple[list[ir.Node], list[ir.Value]]:
+def inline_body(op: Emitter, body: ir.Graph, inputs: Iterable[ir.Value]) -> tuple[list[ir.Node], list[ir.Value]]:
     """Copies of the nodes of a body for one run of it, and what stands for its outputs."""
     mapping: dict[ir.Value, ir.Value | None] = dict(zip(body.inputs, inputs, strict=True))
     mapping.update((v, op.constant(array_of(v), dtype_of(v))) for v in body.initializers.values())

@@ -1,7 +1,7 @@
 """Sessions on execution providers, each in a process of its own: what dies there is an answer like any other.
 
 What a provider is asked with: onnxruntime's CPU; OpenVINO, by its plugin where that offers a device, else by OpenVINO itself,
-which is what the plugin has inside; WebAssembly by onnxruntime-web in Node. None of them may hand a node to the CPU.
+which is what the plugin has inside; WebAssembly by onnxruntime-web in Node, WebGPU in Chromium. None of them may hand a node to the CPU.
 """
 
 from __future__ import annotations
@@ -12,22 +12,26 @@ import importlib.util
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
-from exporter.runtime.provider_forms import FORMS, write_forms
+from exporter.runtime.provider_forms import FORMS, write_file
+from tests.browser import WEBGPU, conversation, installed
 
-__all__ = ["PROVIDERS", "Asked", "Failed", "Provider", "missing"]
+__all__ = ["PROVIDERS", "STRICT", "Asked", "Failed", "Provider", "in_chromium", "missing", "placed"]
 
 #: Where `make providers` installs what is asked; the variable PYTHONOP_PROVIDERS_DIR names another folder.
 FOLDER = Path(os.environ.get("PYTHONOP_PROVIDERS_DIR", Path(sys.prefix, "providers")))
@@ -57,15 +61,21 @@ class Asked:
     def __exit__(self, *_: object) -> None:
         self._end()
 
-    def open(self, proto: onnx.ModelProto) -> None:
+    def open(self, proto: onnx.ModelProto, carried: Mapping[str, str] = MappingProxyType({})) -> None:
         """Open it in the forms that the provider takes, without a node on the CPU.
+
+        Args:
+            proto: The model.
+            carried: Outputs that are inputs of the next run, and those inputs.
 
         Raises:
             Failed: It does not open there.
         """
+        self._narrowed: list[str] = []
         if (name := PROVIDERS[self.provider].name) in FORMS:
             model = ir.from_proto(proto)
-            proto = ir.to_proto(model) if write_forms([name], model) else proto
+            self._narrowed = write_file(name, model, carried)
+            proto = ir.to_proto(model)
         self._ask("opens", proto.SerializeToString())
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -74,8 +84,15 @@ class Asked:
         Raises:
             Failed: It does not run.
         """
-        found: dict[str, np.ndarray] = self._ask("runs", dict(feeds))
+        given = {name: self._as_taken(array) if name in self._narrowed else array for name, array in feeds.items()}
+        found: dict[str, np.ndarray] = self._ask("runs", given)
         return found
+
+    @staticmethod
+    def _as_taken(array: np.ndarray) -> np.ndarray:
+        if np.size(array) and (np.max(array) > 2**31 - 1 or np.min(array) < -(2**31)):
+            raise Failed("runs", "no integers beyond 32 bits")
+        return np.asarray(array).astype(np.int32)
 
     def _ask(self, what: str, argument: Any) -> Any:
         if self._process is None:
@@ -245,75 +262,51 @@ def _said_of_openvino() -> str:
     return f"OpenVINO {version('openvino')} on a processor, float32"
 
 
+_ANSWER = Path(__file__).with_name("answer.mjs")
 _NODE = """
 import { createRequire } from "node:module";
 import { createInterface } from "node:readline";
-import { readFileSync } from "node:fs";
+const [driver] = process.argv.slice(2);
+const { answering } = await import(driver);
 const ort = createRequire(process.cwd() + "/")("onnxruntime-web");
 ort.env.wasm.numThreads = 1;
 ort.env.logLevel = "fatal";
 console.log = console.warn = console.error = () => {};
-const arrays = {
-  float32: Float32Array, float64: Float64Array, int64: BigInt64Array, uint64: BigUint64Array, int32: Int32Array, uint32: Uint32Array,
-  int16: Int16Array, uint16: Uint16Array, int8: Int8Array, uint8: Uint8Array, bool: Uint8Array, float16: Uint16Array,
-};
-let session;
-for await (const line of createInterface({ input: process.stdin })) {
-  const answer = {};
-  try {
-    const asked = JSON.parse(line);
-    if (asked.model !== undefined) {
-      session = await ort.InferenceSession.create(readFileSync(asked.model), { executionProviders: ["wasm"], logSeverityLevel: 4 });
-    } else {
-      const feeds = {};
-      for (const [name, { type, dims, data }] of Object.entries(asked.feeds)) {
-        if (!session.inputNames.includes(name)) continue;
-        if (!(type in arrays)) throw new Error(`onnxruntime-web takes no tensor of ${type}`);
-        const bytes = Uint8Array.from(Buffer.from(data, "base64"));
-        const array = new arrays[type](bytes.buffer);
-        const kind = type === "float16" && typeof Float16Array !== "undefined" ? new Float16Array(bytes.buffer) : array;
-        feeds[name] = new ort.Tensor(type, kind, dims);
-      }
-      answer.results = {};
-      for (const [name, tensor] of Object.entries(await session.run(feeds))) {
-        const data = Buffer.from(tensor.data.buffer, tensor.data.byteOffset, tensor.data.byteLength).toString("base64");
-        answer.results[name] = { type: tensor.type, dims: tensor.dims, data };
-      }
-    }
-  } catch (error) {
-    answer.error = String(error?.message ?? error);
-  }
-  process.stdout.write(JSON.stringify(answer) + "\\n");
-}
+const answer = answering(ort, { executionProviders: ["wasm"], logSeverityLevel: 4 });
+for await (const line of createInterface({ input: process.stdin })) process.stdout.write(JSON.stringify(await answer(JSON.parse(line))) + "\\n");
 """
+# The placements stand in onnxruntime's log: a line for each graph and provider, and one for each node behind it.
+_PAGE = """<script type="module">
+const lines = [];
+for (const kind of ["log", "info", "warn", "error", "debug"]) console[kind] = (...words) => lines.push(words.join(" "));
+const [ort, { answering }] = await Promise.all([import("/ort/ort.webgpu.bundle.min.mjs"), import("/answer.mjs")]);
+ort.env.wasm.numThreads = 1;
+const answer = answering(ort, { executionProviders: ["webgpu"], logSeverityLevel: 4 });
+for (let asked = await next(); asked; asked = await next()) {
+  lines.length = 0;
+  const given = await answer(asked);
+  if (asked.placements) given.lines = lines.join("\\n").split("\\n").filter((line) => line.includes("VerifyEachNodeIsAssignedToAnEp"));
+  await tell(given);
+}
+</script>"""
+#: Behind these a page's WebAssembly is not what it was.
+_BROKEN = re.compile(
+    r"Aborted|RuntimeError|memory access out of bounds|unreachable|null function|table index|device (is|was) lost|told nothing", re.I
+)
+
+_Ask = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-def _in_node(kept: contextlib.ExitStack) -> _Opener:
-    folder = Path(kept.enter_context(tempfile.TemporaryDirectory()))
-    (folder / "serve.mjs").write_text(_NODE)
-    node = kept.enter_context(
-        subprocess.Popen(
-            ["node", str(folder / "serve.mjs")], cwd=_folder_of_node(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-    )
-    kept.callback(node.kill)
+def _by_onnxruntime_web(ask: _Ask, open_: Callable[[str], None]) -> _Opener:
+    """Sessions of who answers by `answer.mjs`.
 
-    def ask(question: dict[str, Any]) -> dict[str, Any]:
-        assert node.stdin is not None
-        assert node.stdout is not None
-        node.stdin.write(json.dumps(question) + "\n")
-        node.stdin.flush()
-        line = node.stdout.readline()
-        if not line:
-            os._exit(1)  # Node is gone, and this process with it
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise RuntimeError(answer["error"])
-        return answer
+    Args:
+        ask: Asks it.
+        open_: Opens a model, in base64.
+    """
 
     def opened(model: bytes) -> _Session:
-        (folder / "model.onnx").write_bytes(model)
-        ask({"model": str(folder / "model.onnx")})
+        open_(base64.b64encode(model).decode())
 
         def run(feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
             given = {
@@ -331,6 +324,101 @@ def _in_node(kept: contextlib.ExitStack) -> _Opener:
     return opened
 
 
+def _in_node(kept: contextlib.ExitStack) -> _Opener:
+    folder = Path(kept.enter_context(tempfile.TemporaryDirectory()))
+    (folder / "serve.mjs").write_text(_NODE)
+    node = kept.enter_context(
+        subprocess.Popen(
+            ["node", str(folder / "serve.mjs"), _ANSWER.as_uri()],
+            cwd=_folder_of_node(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+    )  # fmt: skip
+    kept.callback(node.kill)
+
+    def ask(question: dict[str, Any]) -> dict[str, Any]:
+        assert node.stdin is not None
+        assert node.stdout is not None
+        node.stdin.write(json.dumps(question) + "\n")
+        node.stdin.flush()
+        line = node.stdout.readline()
+        if not line:
+            os._exit(1)  # Node is gone, and this process with it
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        return answer
+
+    return _by_onnxruntime_web(ask, lambda model: ask({"model": model}) and None)
+
+
+def in_chromium(kept: contextlib.ExitStack, flags: Sequence[str] = WEBGPU) -> _Ask:
+    """What asks onnxruntime-web's WebGPU in a new browser by the questions of `answer.mjs`; with ``placements`` the answer has the log's lines of them.
+
+    Raises:
+        RuntimeError: What the page answers instead.
+    """
+    page = kept.enter_context(
+        conversation(_PAGE, {"/ort": _folder_of_node() / "node_modules" / "onnxruntime-web" / "dist", "/answer.mjs": _ANSWER}, flags=flags)
+    )
+
+    def ask(question: dict[str, Any]) -> dict[str, Any]:
+        answer: dict[str, Any] = page(question)
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        return answer
+
+    return ask
+
+
+def placed(lines: Sequence[str]) -> dict[str, Counter[str]]:
+    """Provider -> operator -> how many nodes it runs, as onnxruntime's log says."""
+    found: dict[str, Counter[str]] = {}
+    for line in lines:
+        if (provider := re.search(r"placed on \[(\w+)\]", line)) is not None:
+            last = found.setdefault(provider[1], Counter())
+        elif (node := re.search(r"AnEp\]?\s+(\w+) \(", line)) is not None:
+            last[node[1]] += 1
+    return found
+
+
+STRICT = {"extra": {"session": {"disable_cpu_ep_fallback": "1"}}}
+
+
+def _webgpu(kept: contextlib.ExitStack) -> _Opener:
+    asked = in_chromium(kept)
+
+    def ask(question: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return asked(question)
+        except (RuntimeError, AssertionError) as error:
+            if _BROKEN.search(str(error)):
+                kept.close()
+                os._exit(1)
+            raise
+
+    def open_(model: str) -> None:
+        try:
+            ask({"model": model, "options": STRICT})
+        except RuntimeError as error:
+            if "explicitly disabled" not in str(error):
+                raise
+        else:
+            return
+        loose = ask({"model": model, "options": {"logSeverityLevel": 0}, "placements": True})
+        there = placed(loose["lines"]).get("CPUExecutionProvider", Counter())
+        raise RuntimeError(f"on the CPU: {', '.join(sorted(there))}")
+
+    return _by_onnxruntime_web(ask, open_)
+
+
+def _needs_chromium() -> str | None:
+    return "Chromium" if installed() is None else _needs_npm()
+
+
+def _said_of_chromium() -> str:
+    return f"onnxruntime-web {_version_of_web()} in Chromium, whose SwiftShader computes on the processor"
+
+
 def _folder_of_node() -> Path:
     from examples.web import build
 
@@ -338,14 +426,20 @@ def _folder_of_node() -> Path:
 
 
 def _needs_node() -> str | None:
-    if shutil.which("node") is None:
-        return "Node.js"
+    return "Node.js" if shutil.which("node") is None else _needs_npm()
+
+
+def _needs_npm() -> str | None:
     return None if (_folder_of_node() / "node_modules" / "onnxruntime-web").is_dir() else "make node"
 
 
-def _said_of_node() -> str:
+def _version_of_web() -> str:
     package = json.loads((_folder_of_node() / "node_modules" / "onnxruntime-web" / "package.json").read_text())
-    return f"onnxruntime-web {package['version']} in Node"
+    return str(package["version"])
+
+
+def _said_of_node() -> str:
+    return f"onnxruntime-web {_version_of_web()} in Node"
 
 
 def _said_of_onnxruntime() -> str:
@@ -359,6 +453,7 @@ PROVIDERS: Mapping[str, Provider] = {
     "CPU": Provider("cpu", _said_of_onnxruntime, _by_onnxruntime(["cpu"]), lambda: None),
     "OpenVINO": Provider("openvino", _said_of_openvino, _openvino, _needs_openvino),
     "WASM": Provider("wasm", _said_of_node, _in_node, _needs_node),
+    "WebGPU": Provider("webgpu", _said_of_chromium, _webgpu, _needs_chromium),
 }
 
 

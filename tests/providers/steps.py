@@ -149,8 +149,8 @@ class StepOnAProvider:
         Raises:
             Failed: The provider does not open or run it.
         """
-        asked.open(self.step.model_proto)
         state, losses, layout = {**self.step.initial}, [], self.step.layout
+        asked.open(self.step.model_proto, layout.carried)
         for batch in self.batches:
             results = asked.run(state | batch)
             state.update({name: results[output].reshape(state[name].shape) for output, name in layout.carried.items()})

@@ -35,6 +35,8 @@ Cell = tuple[str, str] | None
 
 #: How an error is said in a few words: what is found in its text, and the words for it.
 _WORDS = (
+    (r"requires f16", "no float16 on this device"),
+    (r"Provider type for (\w+) node", r"no kernel of \1 for its types"),
     (r"does not support the following ONNX operations: ([\w., -]+)", r"no \1"),
     (r"Could not find an implementation for (\w+)\(\d+\) node", r"no kernel of \1 for its types"),
     (r"No such operator|is not a registered function/op", "no such operator"),

@@ -42,7 +42,7 @@ def page(
     """The text of the page."""
     references = load() if references is None else references
     lines = [_HEAD, *(f"- **{name}**: {found['said']}.\n" for name, found in _asked(record))]
-    lines.append("- WebGPU: not run here, it needs Chromium. CUDA and others that need a GPU: not run here.\n")
+    lines.append("- CUDA and others that need a GPU: not run here.\n")
     lines += ["\n## Steps\n\n", *_steps(record), "\n## Gradients, counted\n\n", *_counts(record)]
     lines += ["\n## Gradients by operator\n\n", *_operators(record, references, operators(references, rules))]
     return "".join(lines)

@@ -53,14 +53,26 @@ def models():
 def asked(request):
     needed = dict(sessions.missing()).get(request.param)
     if needed is not None:
-        missing("node" if request.param == "WASM" else "providers", f"{request.param}: {needed}")
+        missing({"WASM": "node", "WebGPU": "chromium"}.get(request.param, "providers"), f"{request.param}: {needed}")
     with Asked(request.param) as asked:
+        if request.param == "WebGPU":
+            try:
+                asked.open(node_tests()["test_abs"][0])
+            except Failed as error:
+                if "adapter" in error.args[1]:
+                    missing("webgpu", "this Chromium has no adapter, not even SwiftShader")
+                raise
         yield asked
 
 
 def test_a_handful_of_gradients(asked, models):
     found = dict(sweep.cases(asked, CASES, REFERENCES, models))
-    assert {name: cell and cell[0] for name, cell in found.items()} == dict.fromkeys(CASES)
+    # No provider but WebGPU fails at one: it has no uint8 for DynamicQuantizeLinear.
+    recorded = RECORD[asked.provider]["cases"]
+    assert {name: cell and cell[0] for name, cell in found.items()} == {
+        name: recorded[name][0] if name in recorded else None for name in CASES
+    }
+    assert len(recorded.keys() & set(CASES)) == (asked.provider == "WebGPU")
 
 
 @pytest.mark.parametrize("name", STEPS)

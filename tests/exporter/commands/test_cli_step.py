@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 import exporter
 from exporter.cli import main
+from exporter.runtime.provider_forms import FORMS
 from symbolics.node.metadata import read_step
 
 TARGET = "tests.exporter.commands.cli_targets:trainable"
@@ -63,6 +64,28 @@ def test_recomputes_by_choice(tmp_path):
         assert result.exit_code == 0, (result.output, result.exception)
         counts.append(json.loads(result.stdout)["nodes"])
     assert counts[1] > counts[0] == counts[2]  # all fits in a million bytes
+
+
+def test_files_for_a_provider(tmp_path):
+    """Both the step and the artifacts; written twice it is the same."""
+    result = _run(TARGET, "-o", tmp_path / "step.onnx", "--artifacts", tmp_path, "--for", "webgpu", "--no-dynamo")
+    assert result.exit_code == 0, (result.output, result.exception)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest["targets"][0]["dtype"] == "int32"
+    assert {entry["dtype"] for entry in manifest["state"]} == {"float32", "int32"}
+    assert "LogSoftmax" not in {node.op_type for node in onnx.load(tmp_path / "training.onnx").graph.node}
+    assert (tmp_path / "step.onnx").read_bytes() == (tmp_path / "training.onnx").read_bytes()
+    assert (tmp_path / "step.init.onnx").read_bytes() == (tmp_path / "initial.onnx").read_bytes()
+    plain = _run(TARGET, "-o", tmp_path / "plain.onnx", "--no-dynamo", "--json")
+    batch = {"input": np.ones((4, 3), np.float32), "target": np.ones(4, np.int64)}
+    losses = [exporter.Trainer.load(path).step(given) for path, given in
+              ((json.loads(plain.stdout)["file"], batch), (tmp_path, {**batch, "target": np.ones(4, np.int32)}))]  # fmt: skip
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+def test_the_providers_that_files_are_written_for():
+    option = next(each for each in main.get_command(None, "step").params if each.name == "written_for")
+    assert set(option.type.choices) == set(FORMS)
 
 
 def test_says_what_it_wrote(tmp_path):

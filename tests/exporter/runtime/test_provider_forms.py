@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import exporter
-from exporter.runtime.provider_forms import captures_as_states, sums_over_repeats, write_forms
+from exporter.runtime.provider_forms import captures_as_states, sums_over_known_axes, sums_over_repeats, write_forms
 from symbolics.graph.walk import captured, walk
 from symbolics.node.names import STEP_KEY
 
@@ -92,6 +92,32 @@ def test_a_sum_that_drops_its_axes_is_none_to_a_shape(keepdims, written):
             y = ReduceSum <keepdims = {keepdims}, noop_with_empty_axes = 1> (x, axes)
         }}""")
     assert bool(sums_over_repeats(ir.from_proto(proto))) == written
+
+
+@pytest.mark.parametrize(("like", "written"), [((2, 1), True), ((1,), True), ((2, 3), True), ((1, 3), True), (("N", 1), False)])
+def test_a_sum_to_sizes_that_are_known(like, written):
+    """Also to fewer axes, and to as many as there are; the reference is numpy's."""
+    front = 2 - len(like)
+    text = f"""<ir_version: 10, opset_import: ["": 20]> g (float[2,3] x, float[{",".join(map(str, like))}] like) => (float[A,B] y)
+        <int64 one = {{1}}, int64[1] flat = {{-1}}, int64[1] lead = {{1}}> {{
+            own = Shape (like)
+            sizes = {"Concat <axis = 0> (lead, own)" if front else "Identity (own)"}
+            ones = Equal (sizes, one)
+            places = NonZero (ones)
+            axes = Reshape (places, flat)
+            y = ReduceSum <keepdims = 1, noop_with_empty_axes = 1> (x, axes)
+        }}"""
+    model = ir.from_proto(
+        onnx.parser.parse_model(
+            text.replace("sizes = Identity (own)", "").replace("(sizes, one)", "(sizes, one)" if front else "(own, one)")
+        )
+    )
+    assert bool(sums_over_known_axes(model)) == written
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    shape = tuple(2 if dim == "N" else dim for dim in like)
+    axes = tuple(axis for axis, size in enumerate((1,) * front + shape) if size == 1)
+    (y,) = _run(ir.to_proto(model), {"x": x, "like": np.zeros(shape, np.float32)})
+    np.testing.assert_array_equal(y, x.sum(axes, keepdims=True) if axes else x)
 
 
 def test_rows_that_are_added_to_rows_are_one_scatter():

@@ -264,3 +264,52 @@ def test_a_function_needs_python_or_is_portable(dynamo, tmp_path):
     _, later = run(step, batches)
     expected = _eager(model, later, step.layout, x)
     np.testing.assert_allclose(_evaluated(tmp_path, later, x=x.numpy())[0], expected, rtol=1e-5, atol=1e-6)
+
+
+@both
+def test_files_for_webgpu_train_and_evaluate_alike(dynamo, tmp_path):
+    """Beside the plain files: three steps, a resumed state, both evaluations; what was int64 is int32 in all of them."""
+    batches, options = _batches(3), {"loss": F.cross_entropy, "dynamo": dynamo}
+    (x, scale, target), model = batches[0], _Network().train()
+    options |= {"targets": (target,)}
+    numbers = {
+        "lr": 0.01,
+        "momentum": 0.9,
+        "dampening": 0.1,
+    }  # AdamW makes whole steps of the rounding that a bias before batch norm has for a gradient
+    step = export_training_step(model, (x,), {"scale": scale}, optimizer="sgd", hyperparameters=numbers, **options)
+    evaluation = export_evaluation(model, (x,), {"scale": scale}, **options)
+    manifest = write_artifacts(step, evaluation, tmp_path / "webgpu", provider="webgpu")
+    write_artifacts(step, evaluation, tmp_path / "plain")
+    described = [*manifest["inputs"], *manifest["targets"], *manifest["state"], *manifest["eval"]["inputs"]]
+    assert {entry["dtype"] for entry in described} == {"float32", "int32"}
+    assert {entry["name"] for entry in described if entry["dtype"] == "int32"} == {
+        "target", "state.step", "seed", "buffer.features.1.num_batches_tracked"
+    }  # fmt: skip
+    found = []
+    for kind in ("webgpu", "plain"):
+        trainer, numbers = exporter.Trainer.load(tmp_path / kind), []
+        for x, scale, target in batches:
+            target = target.int() if kind == "webgpu" else target
+            numbers.append(trainer.step({step.layout.inputs[0]: x, "scale": scale, "target": target}))
+            trainer.save(tmp_path / "saved")
+            trainer.restore(tmp_path / "saved")
+        batch = {step.layout.inputs[0]: x, "scale": scale}
+        found.append((numbers, trainer.evaluate(batch), trainer.evaluate({**batch, "target": target})["loss"]))
+    (losses, outputs, loss), (plain_losses, plain_outputs, plain_loss) = found
+    np.testing.assert_allclose(losses, plain_losses, rtol=1e-5)
+    np.testing.assert_allclose(loss, plain_loss, rtol=1e-5)
+    for name, value in plain_outputs.items():
+        np.testing.assert_allclose(outputs[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_artifacts_for_a_provider_without_forms(tmp_path):
+    step = export_training_step(nn.Linear(3, 2), (torch.ones(4, 3),), loss=F.mse_loss, targets=(torch.ones(4, 2),), dynamo=False)
+    evaluation = export_evaluation(nn.Linear(3, 2), (torch.ones(4, 3),), dynamo=False)
+    with pytest.raises(ArgumentError, match="no forms for the provider cuda: openvino and webgpu have some"):
+        write_artifacts(step, evaluation, tmp_path / "made", provider="cuda")
+    assert list(tmp_path.iterdir()) == []
+    before = {name: array.dtype for name, array in step.initial.items()}
+    step.written_for("webgpu")
+    assert {name: array.dtype for name, array in step.initial.items()} == before, "a step is not changed"
+    assert step.model.graph.inputs[-1].dtype != ir.DataType.INT32

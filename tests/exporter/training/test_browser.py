@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from examples.web import build
-from tests.browser import chromium, told_by
+from tests.browser import WEBGPU, chromium, told_by
 from tests.exporter.training.javascript import (
     DRIVER,
     FOLDER,
@@ -173,8 +173,8 @@ def test_the_page_goes_on_on_webgpu_or_stays(tmp_path):
     _needed()
     build.build(tmp_path / "page", dynamo=False, node=FOLDER)
     places = {"/page": tmp_path / "page"}
-    moved = told_by(_MOVED, places, flags=["--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader"])
-    (tmp_path / "page" / "ort" / "ort.bundle.min.mjs").unlink()
+    moved = told_by(_MOVED, places, flags=WEBGPU)
+    (tmp_path / "page" / "ort" / "ort.webgpu.bundle.min.mjs").unlink()
     stayed = told_by(_MOVED, places)
     assert (stayed["wanted"], stayed["runs"]) == ("no adapter", "wasm")
     assert stayed["said"].startswith("WebGPU (not here) does not train this model here, so WebAssembly goes on: ")
