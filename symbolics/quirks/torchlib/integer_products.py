@@ -7,7 +7,6 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from onnxscript import opset18 as op
 
 from symbolics import torch_private as private
 from symbolics.quirks.quirk import Quirk
@@ -19,6 +18,8 @@ QUIRK = Quirk(upstream="torch", seen="2.13", wrong="neither exporter has a trans
 
 def int_mm(self: ir.Value, mat2: ir.Value) -> Any:
     """aten::_int_mm."""
+    from onnxscript import opset18 as op  # which who only loads a file need not wait for
+
     return op.MatMulInteger(self, mat2)  # type: ignore[type-var]
 
 
