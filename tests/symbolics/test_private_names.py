@@ -56,6 +56,7 @@ ALLOWED = {
     "_unsafe_view",
     "_native_batch_norm_legit_functional",
     "_native_batch_norm_legit_no_training",
+    "_int_mm",
     # namedtuple
     "_fields",
     "_make",
@@ -150,3 +151,4 @@ def test_the_names_that_are_allowed_elsewhere():
     assert torch.ops.aten._unsafe_view(x, [2, 1]).shape == (2, 1)
     assert torch.ops.aten._native_batch_norm_legit_functional.default
     assert torch.ops.aten._native_batch_norm_legit_no_training.default
+    assert torch.ops.aten._int_mm.default
