@@ -18,7 +18,7 @@ from symbolics.graph.scope import Scope, free_prefix
 from symbolics.graph.values import attr, fixed_array, graph_of, name_of
 from symbolics.graph.walk import subgraphs, walk
 
-__all__ = ["narrow_integers"]
+__all__ = ["narrow_integers", "schema_of"]
 
 _I32, _I64 = ir.DataType.INT32, ir.DataType.INT64
 _SHORT = frozenset({_I32, ir.DataType.INT16, ir.DataType.INT8, ir.DataType.UINT16, ir.DataType.UINT8, ir.DataType.BOOL})
@@ -209,15 +209,18 @@ def _bodies(node: ir.Node) -> list[ir.Graph]:
     return [body for inner in walk([node]) for body in subgraphs(inner)]
 
 
-def _types(node: ir.Node, opset: int) -> tuple[list[str], list[str], dict[str, Any]] | None:
-    """The type variable of each input and of each output, and what each variable may be; None for an operator that is not the standard's."""
-    if node.domain != "":
-        return None
+def schema_of(node: ir.Node, opset: int) -> onnx.defs.OpSchema | None:
+    """What the standard says of a node's operator in an opset; None for an operator that it has not."""
     try:
-        schema = onnx.defs.get_schema(node.op_type, opset)
+        return onnx.defs.get_schema(node.op_type, opset) if node.domain == "" else None
     except onnx.defs.SchemaError:
         return None
-    if len(node.inputs) > schema.max_input or len(node.outputs) > schema.max_output:
+
+
+def _types(node: ir.Node, opset: int) -> tuple[list[str], list[str], dict[str, Any]] | None:
+    """The type variable of each input and of each output, and what each variable may be; None for an operator that is not the standard's."""
+    schema = schema_of(node, opset)
+    if schema is None or len(node.inputs) > schema.max_input or len(node.outputs) > schema.max_output:
         return None
 
     def of(formal: Any, count: int) -> list[str]:

@@ -14,6 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from exporter.runtime.facts import ShapeAndType, fact_of, find_facts
+from exporter.runtime.narrow import schema_of
 from symbolics.graph.copies import function_body, inline, inline_body, replace
 from symbolics.graph.emitter import Emitter
 from symbolics.graph.scope import Scope, free_prefix
@@ -70,13 +71,12 @@ def _rewritten(model: ir.Model, found: Iterable[ir.Node], write: _Write) -> int:
 def _standard(model: ir.Model, *op_types: str) -> list[ir.Node]:
     """The nodes of these operators that have what the standard wants of them; the others are onnxruntime's to refuse."""
     opset = model.opset_imports.get("", 18)
-    return [node for node in walk(model.graph) if node.domain == "" and node.op_type in op_types and _is_sound(node, opset)]
+    return [node for node in walk(model.graph) if node.op_type in op_types and _is_sound(node, opset)]
 
 
 def _is_sound(node: ir.Node, opset: int) -> bool:
-    try:
-        schema = onnx.defs.get_schema(node.op_type, opset)
-    except onnx.defs.SchemaError:
+    schema = schema_of(node, opset)
+    if schema is None:
         return False
     needed = [value for value, formal in zip(node.inputs, schema.inputs, strict=False) if formal.option != _OPTIONAL]
     if not schema.min_input <= len(node.inputs) <= schema.max_input or None in needed:
@@ -344,12 +344,10 @@ def in_older_opset(model: ir.Model) -> int:
 def _was_there(node: ir.Node) -> bool:
     if node.domain != "":
         return True
-    try:
-        schema = onnx.defs.get_schema(node.op_type, OPSET)
-    except onnx.defs.SchemaError:
-        return False
+    schema = schema_of(node, OPSET)
     if (
-        len(node.inputs) > schema.max_input
+        schema is None
+        or len(node.inputs) > schema.max_input
         or len(node.outputs) > schema.max_output
         or not node.attributes.keys() <= schema.attributes.keys()
     ):
