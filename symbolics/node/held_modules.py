@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from operator import is_
 from types import NoneType
 from typing import Any
@@ -178,8 +179,13 @@ _LEAVES = frozenset((torch.Tensor, int, float, str, bool, NoneType))
 def apart(result: Any, given: tuple[Sequence[Any], Sequence[Any], dict[str, Any]]) -> Any:
     """A result; where it is, or holds, a tensor that was given, a view of that: it is no change of what was given."""
     state, args, kwargs = given
-    if type(result) is torch.Tensor and not kwargs and _LEAVES.issuperset(map(type, args)) and id(result) not in map(id, (*state, *args)):
-        return result
+    if type(result) is torch.Tensor and not kwargs:
+        for one in args:  # each call comes here: loops are quicker than sets of what is so short
+            if one is result or type(one) not in _LEAVES:
+                break
+        else:
+            if not any(map(is_, state, repeat(result))):
+                return result
     known = {id(leaf) for leaf in expand_leaves((*state, *args, *kwargs.values())) if isinstance(leaf, torch.Tensor)}
     return fill(result, lambda leaf: leaf.view_as(leaf) if id(leaf) in known and isinstance(leaf, torch.Tensor) else leaf)
 
