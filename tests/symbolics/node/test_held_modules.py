@@ -55,3 +55,4 @@ def test_a_result_that_was_given_is_a_view_of_it(which):
     assert found.data_ptr() == result.data_ptr()
     alone = {"state": state, "argument": x}.get(which, new)
     assert (apart(alone, ((state,), (x, 3, True, None), {})) is alone) == (alone is new)
+    assert apart(listed, ((state,), (x, [listed]), {})) is not listed
