@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 import onnx_ir as ir
 
 from exporter.gradient_graph.inference import infer_shapes
-from symbolics.graph.slow_operators import SLOW, rewrite_slow_operators
+from symbolics.graph.slow_operators import ASK_FOR_SHAPES, SLOW, rewrite_slow_operators
 from symbolics.graph.walk import walk
 
 __all__ = ["slow_operators_stay", "without_slow_operators"]
@@ -37,6 +37,7 @@ def without_slow_operators(model: ir.Model, nodes: Collection[ir.Node] | None = 
     slow = [node for node in (walk(model.graph) if nodes is None else nodes) if node.op_type in SLOW and node.domain == ""]
     if _later.get() or not slow:
         return
-    if any(value is not None and (value.type is None or value.shape is None) for node in slow for value in node.inputs):
+    asking = [node for node in slow if node.op_type in ASK_FOR_SHAPES]
+    if any(value is not None and (value.type is None or value.shape is None) for node in asking for value in node.inputs):
         infer_shapes(model, only_where_missing=True)
     rewrite_slow_operators(model, nodes)

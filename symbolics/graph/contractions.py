@@ -1,5 +1,7 @@
 """Einsum as Mul and ReduceSum, as MatMul, or as what moves axes alone: `contract` writes one with what is quickest on onnxruntime's CPU.
 
+`contract_product` does so for a contraction that a model spells out, as a Mul and a ReduceSum.
+
 What is wrong with Einsum: onnxruntime (1.16 to 1.32) makes a product of matrices of each pair of operands, after transpositions of its own. Where
 the matrices are tiny (``ca,cab->cab`` has as many of 1 x 1 as c and a have elements), each costs about 95 ns, whatever is in it: an elementwise
 product of 836 x 64 numbers takes 4.7 ms in place of 0.03. Letters whose size is 1 count as any other. docs/figures.md has what each form takes.
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import string
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,13 +25,14 @@ import onnx_ir as ir
 from symbolics.errors import UnsupportedOperatorError
 from symbolics.graph.builder import Builder
 from symbolics.graph.einsum import subscripts
-from symbolics.graph.shapes import same_dim
+from symbolics.graph.shapes import dims_of, same_dim
 from symbolics.graph.values import attr, made_by, rank_of, static_shape
 
-__all__ = ["contract"]
+__all__ = ["contract", "contract_product", "shape_of_product"]
 
 _Size = Callable[[], int | ir.Value]
 _TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT32, ir.DataType.INT64})
+_FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE})
 _OPEN = 300  # what an open size is taken for where forms are compared
 _MANY = 8  # operands: orders of more are not searched for
 
@@ -37,8 +41,15 @@ _NODE = 2e3
 _MOVED, _AS_ONE, _BLOCK = 9.0, 0.9, 12.0  # an element of a Transpose; where one axis moves; the last axis as a whole where it stays
 _PRODUCT, _SPAN = 0.4, 15.0  # an element of a Mul; a stretch of it in which each operand goes on or stands still
 _ADDED, _ROW = 0.4, 5.0  # an element of a ReduceSum over the last axes; a row of them
-_ADDED_ACROSS = 1.2  # an element of a ReduceSum over other axes
+_ADDED_ACROSS, _ONE_BY_ONE = (
+    0.1,
+    1.8,
+)  # an element of a ReduceSum over other axes, beside a _MATRIX for all that stand before them; where it goes one by one
 _MATRIX, _TERM = 95.0, 0.06  # a matrix of a MatMul; a product of two numbers in it
+
+#: A contraction that is spelled out becomes a MatMul where its Mul makes so many times the elements of an operand, and the MatMul takes so much of the time,
+#: and at least so many ns less.
+_LARGER, _QUICKER, _GAIN = 2, 0.7, 1e4
 
 
 @dataclass(frozen=True)
@@ -104,6 +115,98 @@ def _before_transpose(x: ir.Value, term: str) -> _Operand:
     return _Operand(x, term, tuple(x.shape) if x.shape is not None else (None,) * len(term))
 
 
+def contract_product(op: Builder, x: ir.Value, axes: Sequence[int]) -> ir.Value | None:
+    """The sum over some axes of a product, as a MatMul.
+
+    Args:
+        op: Takes the nodes.
+        x: What is summed.
+        axes: The axes, none negative.
+
+    Returns:
+        The sum, without these axes; None where x is no Mul of float32 or float64, where something else reads its values, or the body of a loop, where an operand has
+        nearly as many elements or none along a summed axis, and where a MatMul is not quicker.
+    """
+    product = made_by(x, "Mul")
+    others = [use.node for use in x.uses() if use.node.op_type != "Shape"]
+    if product is None or x.dtype not in _FLOATS or x.is_graph_output() or [other.graph for other in others] != [product.graph]:
+        return None
+    if (operands := _operands(product)) is None:
+        return None
+    letters = max((each.letters for each in operands), key=len)
+    a = _before_expand(operands[0], operands[1])
+    b = _before_expand(operands[1], a)
+    summed = [letters[axis] for axis in axes]
+    if not all(letter in a.real and letter in b.real and same_dim(a.dim(letter), b.dim(letter)) for letter in summed):
+        return None
+    sizes = _sizes(a, b)
+    order = "".join(letter for letter in letters if letter in a.real + b.real)
+    goal = "".join(letter for letter in order if letter not in summed)
+    if _elements(order, sizes) < _LARGER * max(1, *(_elements(each.real, sizes) for each in (a, b))):
+        return None
+    best = min(_matrices(a, b, summed, sizes, goal), key=lambda form: form.cost)
+    before = _in_full(order, a, b, summed, sizes, goal)
+    if best.groups is None or best.cost > min(_QUICKER * before, before - _GAIN):
+        return None
+    planner = _Planner(op)
+    found = planner.multiplied(*((b, a) if best.swapped else (a, b)), *best.groups)
+    return planner.aligned(found, "".join(letter for letter in letters if letter not in summed)).value
+
+
+def shape_of_product(op: Builder, node: ir.Node) -> ir.Value | None:
+    """What a Shape of a Mul gives, from the operands; None where the Mul is computed anyhow, or where it is not known which operand is stretched."""
+    x = node.inputs[0]
+    product = made_by(x, "Mul")
+    if x is None or product is None or x.is_graph_output() or node.attributes or any(use.node.op_type != "Shape" for use in x.uses()):
+        return None
+    operands = _operands(product)
+    sizes: list[int | ir.Value] = []
+    for letter in max((each.letters for each in operands), key=len) if operands else ():
+        dims = [(each, each.dim(letter)) for each in operands or () if letter in each.real]
+        known = [dim for _, dim in dims if isinstance(dim, int)]
+        if not all(same_dim(dim, dims[0][1]) for _, dim in dims[1:]) and not known:
+            return None
+        sizes.append(known[0] if known else op.dim(dims[0][0].value, dims[0][0].letters.index(letter)) if dims else 1)
+    return op.vector(sizes) if sizes else None
+
+
+def _operands(product: ir.Node) -> tuple[_Operand, _Operand] | None:
+    """The operands of an elementwise operator of two, their axes those at the end of the result's; None where a rank is not known."""
+    shapes = [None if x is None else _shape_of(x) for x in product.inputs]
+    rank = max((len(shape) for shape in shapes if shape is not None), default=0)
+    if len(shapes) != 2 or None in shapes or rank > len(string.ascii_letters):
+        return None
+    a, b = (
+        _broadcast(x, shape, string.ascii_letters[:rank]) for x, shape in zip(product.inputs, shapes) if x is not None and shape is not None
+    )
+    return a, b
+
+
+def _shape_of(x: ir.Value) -> ir.Shape | None:
+    dims = dims_of(x)
+    return None if dims is None else ir.Shape(dims)
+
+
+def _broadcast(x: ir.Value, shape: ir.Shape, letters: str) -> _Operand:
+    """A value whose axes are the last ones of the letters."""
+    return _Operand(x, letters[len(letters) - len(shape) :], tuple(shape))
+
+
+def _before_expand(x: _Operand, other: _Operand) -> _Operand:
+    """An operand as it is before an Expand, where the other one stretches it as well."""
+    expand = made_by(x.value, "Expand")
+    before = expand.inputs[0] if expand is not None else None
+    shape = None if before is None else _shape_of(before)
+    if before is None or shape is None or len(shape) > len(x.letters):
+        return x
+    found = _broadcast(before, shape, x.letters)
+    for letter in x.letters:
+        dim = found.dim(letter) if letter in found.letters else 1
+        if not same_dim(dim, x.dim(letter)) and not (dim == 1 and letter in other.letters and same_dim(x.dim(letter), other.dim(letter))):
+            return x
+    return found
+
+
 class _Planner:
     """Writes one Einsum."""
 
@@ -120,7 +223,7 @@ class _Planner:
                 return None
             operands = [*rest[:i], found, *rest[i:]]
         x = self._summed_alone(operands[0], "", set(output))
-        return self._aligned(x, output).value
+        return self.aligned(x, output).value
 
     def _growth(self, operands: Sequence[_Operand], pair: tuple[int, int], output: str) -> float:
         """How many elements more there are behind the product of two operands."""
@@ -144,11 +247,11 @@ class _Planner:
                 return None  # it may be stretched, which no MatMul does
         best = min(forms, key=lambda form: form.cost)
         if best.groups is not None:
-            return self._multiplied(*((b, a) if best.swapped else (a, b)), *best.groups)
+            return self.multiplied(*((b, a) if best.swapped else (a, b)), *best.groups)
         order = best.order
         if not summed and output is not None and order == goal:  # single axes stand where they should at once
             order = "".join(letter for letter in output if letter in a.letters + b.letters)
-        x = self.op.Mul(self._aligned(a, order).value, self._aligned(b, order).value)
+        x = self.op.Mul(self.aligned(a, order).value, self.aligned(b, order).value)
         dims = [_joint(a, b, letter) for letter in order]
         x.shape = ir.Shape(dims)
         if not summed:
@@ -169,7 +272,7 @@ class _Planner:
         value.shape = ir.Shape(dims)
         return _Operand(value, "".join(x.letters[k] for k in left), dims)
 
-    def _multiplied(self, a: _Operand, b: _Operand, batch: str, left: str, summed: str, right: str) -> _Operand:
+    def multiplied(self, a: _Operand, b: _Operand, batch: str, left: str, summed: str, right: str) -> _Operand:
         """A MatMul of matrices left x summed and summed x right."""
         x = self.op.MatMul(self._matrix(a, batch, left, summed), self._matrix(b, batch, summed, right))
         joint = [_joint(a, b, letter) for letter in batch]
@@ -187,9 +290,9 @@ class _Planner:
         turned = x.real == batch + columns + rows and bool(rows) and bool(columns)
         order = (*batch, columns, rows) if turned else (*batch, rows, columns)
         if len(rows) == len(columns) == 1:
-            found = self._aligned(x, "".join(order)).value
+            found = self.aligned(x, "".join(order)).value
         else:
-            x = self._aligned(x, "".join(order))
+            x = self.aligned(x, "".join(order))
             dims = [_merged(x, letters) for letters in order]
             found = self._reshaped(x.value, dims, [self._size(x, letters) for letters in order], keeps=len(batch))
         if turned:
@@ -223,7 +326,7 @@ class _Planner:
         found.shape = ir.Shape(dims)
         return found
 
-    def _aligned(self, x: _Operand, order: str) -> _Operand:
+    def aligned(self, x: _Operand, order: str) -> _Operand:
         """The axes of an operand in another order; letters that it has not are single, and single ones that the order has not go."""
         real, wanted = x.real, "".join(letter for letter in order if letter in x.real)
         value, letters = x.value, x.letters
@@ -300,15 +403,21 @@ def _elementwise(a: _Operand, b: _Operand, summed: Sequence[str], sizes: dict[st
     if goal is not None:
         orders.append(goal + "".join(summed))
     for order in dict.fromkeys(orders):
-        full = _elements(order, sizes)
-        cost = _NODE + full * _PRODUCT + full / _span(order, a, b, sizes) * _SPAN
-        cost += sum(_moving(x.real, _in_order(x.real, order), sizes) for x in (a, b))
-        if summed:
-            rows = full / _elements(summed, sizes)
-            last = set(order[-len(summed) :]) == set(summed)
-            cost += _NODE + (full * _ADDED + rows * _ROW if last else full * _ADDED_ACROSS)
-        left = "".join(letter for letter in order if letter not in summed)
-        yield _Product(cost + _moving(left, goal or left, sizes), order)
+        yield _Product(_in_full(order, a, b, summed, sizes, goal), order)
+
+
+def _in_full(order: str, a: _Operand, b: _Operand, summed: Sequence[str], sizes: dict[str, int], goal: str | None) -> float:
+    """What a Mul with its axes in an order takes, a ReduceSum of it, and the Transposes around both."""
+    full = _elements(order, sizes)
+    cost = _NODE + full * _PRODUCT + full / _span(order, a, b, sizes) * _SPAN
+    cost += sum(_moving(x.real, _in_order(x.real, order), sizes) for x in (a, b))
+    if summed:
+        rows = full / _elements(summed, sizes)
+        before = _elements(order[: order.index(next(letter for letter in order if letter in summed))], sizes)
+        last = set(order[-len(summed) :]) == set(summed)
+        cost += _NODE + (full * _ADDED + rows * _ROW if last else min(before * _MATRIX + full * _ADDED_ACROSS, full * _ONE_BY_ONE))
+    left = "".join(letter for letter in order if letter not in summed)
+    return cost + _moving(left, goal or left, sizes)
 
 
 def _matrices(a: _Operand, b: _Operand, summed: Sequence[str], sizes: dict[str, int], goal: str | None) -> Iterator[_Product]:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from symbolics.graph.values import attr, rank_of, static_shape
+from symbolics.graph.values import array_of, attr, rank_of, static_shape
 from symbolics.graph.walk import subgraphs, walk
 from symbolics.node.limits import MAX_RANK
 
-__all__ = ["guess_ranks", "name_dims", "same_dim"]
+__all__ = ["dims_of", "guess_ranks", "name_dims", "same_dim"]
 
 _BROADCAST = frozenset(
     """
@@ -235,6 +235,19 @@ def _vector(node: ir.Node, vector: Callable[[ir.Value | None], list[Dim] | None]
     return inputs[0]
 
 
+def dims_of(value: ir.Value) -> list[Dim] | None:
+    """The sizes of a value: those of its shape; without one, what they are behind an elementwise operator, a MatMul, or what moves axes."""
+
+    def vector(v: ir.Value | None) -> list[Dim] | None:
+        array = array_of(v)
+        return None if array is None or array.dtype != np.int64 or array.size > MAX_RANK else [int(i) for i in array.reshape(-1)]
+
+    node = value.producer()
+    if value.shape is not None or node is None or node.domain != "":
+        return _dims(value)
+    return _known_dims(node, vector)
+
+
 def _known_dims(node: ir.Node, vector: Callable[[ir.Value | None], list[Dim] | None]) -> list[Dim] | None:
     before = _dims(node.inputs[0]) if node.inputs else None
     if before is None:
@@ -245,6 +258,9 @@ def _known_dims(node: ir.Node, vector: Callable[[ir.Value | None], list[Dim] | N
     if node.op_type == "Transpose":
         perm = attr(node, "perm")
         return before[::-1] if perm is None else [before[p] for p in perm]
+    if node.op_type == "Unsqueeze":
+        axes = vector(node.inputs[1]) if len(node.inputs) > 1 else None
+        return None if axes is None else _with_ones(before, axes)
     inputs = [v for v in node.inputs if v is not None]
     shapes = [dims for v in inputs if (dims := _dims(v)) is not None]
     if len(shapes) < len(inputs):
@@ -265,6 +281,13 @@ def _broadcast(shapes: Sequence[list[Dim]]) -> list[Dim]:
         number = next((d for d in wide if isinstance(d, int)), None)
         out.append(1 if not wide else number if number is not None else wide.pop() if len(wide) == 1 else None)
     return out
+
+
+def _with_ones(before: list[Dim], axes: list[Dim]) -> list[Dim]:
+    rank = len(before) + len(axes)
+    new = {axis % rank for axis in axes if isinstance(axis, int)}
+    rest = iter(before)
+    return [1 if place in new else next(rest) for place in range(rank)]
 
 
 def _reshaped(before: list[Dim], target: list[Dim], allowzero: bool) -> list[Dim]:

@@ -12,16 +12,17 @@ from onnx_ir.passes.common import CommonSubexpressionEliminationPass
 
 from symbolics.graph.boundaries import is_boundary
 from symbolics.graph.builder import Builder
-from symbolics.graph.contractions import contract
+from symbolics.graph.contractions import contract, shape_of_product
 from symbolics.graph.copies import replace
 from symbolics.graph.row_sums import function_of_rows
 from symbolics.graph.rows import by_rows, in_turn
 from symbolics.graph.scope import Scope, free_prefix
+from symbolics.graph.small_sums import sum_over_few
 from symbolics.graph.values import attr
 from symbolics.graph.walk import remove_unread, unread, walk
 from symbolics.node.names import ROWS_DOMAIN
 
-__all__ = ["SLOW", "rewrite_slow_operators", "scatter_in_turn"]
+__all__ = ["ASK_FOR_SHAPES", "SLOW", "rewrite_slow_operators", "scatter_in_turn"]
 
 #: Operator -> what writes others in its place, or returns None where it is as fast as they are.
 SLOW: dict[str, Callable[[Builder, ir.Node], ir.Value | None]] = {
@@ -29,7 +30,13 @@ SLOW: dict[str, Callable[[Builder, ir.Node], ir.Value | None]] = {
     "ScatterElements": by_rows,
     "GatherElements": by_rows,
     "ScatterND": in_turn,
+    "ReduceSum": sum_over_few,
+    "ReduceMean": sum_over_few,
+    "Shape": shape_of_product,  # behind the others: they leave products of which nobody reads more
 }
+
+#: Those for which it is worth to infer shapes; sums are in most graphs, and what is known of them has to do.
+ASK_FOR_SHAPES = frozenset({"Einsum", "ScatterElements", "GatherElements", "ScatterND"})
 
 _FROM_OPSET = 16  # a Scatter with a reduction, a Shape of some axes
 
@@ -50,7 +57,7 @@ def rewrite_slow_operators(model: ir.Model, nodes: Collection[ir.Node] | None = 
         return 0
     kept = unread(graph) | (set() if nodes is None else {*graph, *graph.initializers.values()} - set(nodes))
     scope, count = Scope(free_prefix(graph, "quick/"), lambda value: False), 0
-    for node in slow:
+    for node in sorted(slow, key=lambda node: node.op_type == "Shape"):
         op = Builder(scope)
         with op.arithmetic():
             found = SLOW[node.op_type](op, node)
