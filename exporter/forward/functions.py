@@ -12,9 +12,9 @@ from exporter.files.trust import registered
 from symbolics.errors import ExportError, Faq
 from symbolics.node.arguments import is_importable
 from symbolics.node.classes import is_class
-from symbolics.node.fingerprints import fingerprint
-from symbolics.node.metadata import Fingerprint, write_functions
-from symbolics.node.names import FUNCTIONS_KEY, is_operator, why_not_importable
+from symbolics.node.fingerprints import fingerprint, values_read
+from symbolics.node.metadata import Fingerprint, write_functions, write_values
+from symbolics.node.names import FUNCTIONS_KEY, VALUES_KEY, is_operator, why_not_importable
 from symbolics.users import warn
 
 __all__ = ["describe_functions", "say_names"]
@@ -31,7 +31,7 @@ _OF_OPERATORS = (
 
 
 def describe_functions(model: ir.Model, classes: Mapping[str, Any]) -> None:
-    """Record the fingerprints of the Functions that the PythonOps of a model call.
+    """Record the fingerprints of the Functions that the PythonOps of a model call, and the values that these read beside their arguments.
 
     Args:
         model: The model, in place.
@@ -39,9 +39,11 @@ def describe_functions(model: ir.Model, classes: Mapping[str, Any]) -> None:
     """
     taken = {name: fingerprint(classes[name]) for name in functions_in(model) if name in classes and name.partition(".")[0] != "symbolics"}
     found = {name: each for name, each in taken.items() if each != Fingerprint()}
-    model.metadata_props.pop(FUNCTIONS_KEY, None)
-    if found:
-        model.metadata_props[FUNCTIONS_KEY] = write_functions(found)
+    values = {name: read for name in taken if (read := values_read(classes[name]))}
+    for key, text in ((FUNCTIONS_KEY, write_functions(found)), (VALUES_KEY, write_values(values))):
+        model.metadata_props.pop(key, None)
+        if text != "{}":
+            model.metadata_props[key] = text
 
 
 def say_names(model: ir.Model, classes: Mapping[str, Any]) -> None:

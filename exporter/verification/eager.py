@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from exporter.verification.compare import difference
 from exporter.verification.masks import Masks, OtherDraws
 from exporter.verification.memory import HighWater
 from exporter.verification.steps import as_in_file, backward, changed, copy_of, measured, state_of, tensors_of
-from symbolics.capture.undifferentiable import StopWhereNone, is_refusal
+from symbolics.capture.undifferentiable import StopWhereNone, is_refusal, lacks_backward
 from symbolics.errors import ExportError, PythonopError, UnsupportedOperatorError
 
 __all__ = ["SEED", "EagerStep", "draws", "in_float64", "measured_step", "with_the_files_masks"]
@@ -40,6 +40,8 @@ class EagerStep:
         buffers: name -> its value behind the step, of the buffers that the step changed.
         notes: Those of them that it wrote before it read them: in this mode they are no state, and a file need not carry them.
         untouched: The buffers that the step did not change.
+        by_backward: The parameters and buffers that the backward wrote to.
+        no_backward: Whether a Function of the model has no backward, so that there are no gradients at all.
     """
 
     inputs: dict[str, torch.Tensor]
@@ -49,6 +51,8 @@ class EagerStep:
     buffers: dict[str, torch.Tensor]
     notes: set[str] = field(default_factory=set)
     untouched: dict[str, torch.Tensor] = field(default_factory=dict)
+    by_backward: set[str] = field(default_factory=set)
+    no_backward: bool = False
 
     def beside(self, carried: Container[str]) -> EagerStep:
         """The same, without the notes that a file does not carry."""
@@ -61,13 +65,18 @@ class EagerStep:
         Args:
             case: The model and its example arguments.
             kind: The float type to run in; None for the model's own.
-            given: The cotangents; None draws them.
+            given: The cotangents; None draws them. Where a Function has no backward, there are none.
             masks: What its dropouts drop; None lets them draw.
         """
-        return _stopped_where_refused(lambda: cls._run(case, kind, given, masks))
+        try:
+            return _stopped_where_refused(lambda: cls._run(case, kind, given, masks))
+        except NotImplementedError as error:
+            if not lacks_backward(error):
+                raise
+        return replace(_stopped_where_refused(lambda: cls._run(case, kind, (), masks)), no_backward=True)
 
     @classmethod
-    def _run(cls, case: Case, kind: torch.dtype | None, given: list[Any] | None, masks: Masks | None) -> EagerStep:
+    def _run(cls, case: Case, kind: torch.dtype | None, given: Sequence[Any] | None, masks: Masks | None) -> EagerStep:
         model, args, kwargs = copy_of(case.model, kind), case.args, case.kwargs or {}
         leaves: dict[int, torch.Tensor] = {}
         named = named_tensors(model, args, kwargs)
@@ -83,7 +92,10 @@ class EagerStep:
                     torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.dtype) if out.requires_grad else None
                     for out in outputs
                 ]
+            given = list(given) or [None] * len(outputs)
+            versions = _versions(model)
             backward(outputs, given)
+            written = {name for name, version in _versions(model).items() if versions.get(name) != version}
             buffers = changed(before, state_of(model))  # a checkpoint's backward may change them, too
         gradients = {
             ("parameter gradient", name): None if p.grad is None else as_in_file(p.grad)
@@ -93,7 +105,21 @@ class EagerStep:
         gradients |= {("input gradient", name): leaves[id(t)].grad for name, t in named.items() if t.is_floating_point()}
         inputs = {name: t.detach() for name, t in named.items()}
         untouched = {name: value for name, value in before.items() if name not in buffers}
-        return cls(inputs, [out.detach() for out in outputs], list(given), gradients, buffers, buffers.keys() - reads.first, untouched)
+        return cls(
+            inputs,
+            [out.detach() for out in outputs],
+            list(given),
+            gradients,
+            buffers,
+            buffers.keys() - reads.first,
+            untouched,
+            written & buffers.keys(),
+        )
+
+
+def _versions(model: torch.nn.Module) -> dict[str, int]:
+    """How often each parameter and buffer has been written to."""
+    return {name: tensor._version for name, tensor in (*model.named_parameters(), *model.named_buffers()) if not tensor.is_inference()}
 
 
 @contextlib.contextmanager

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 import torch
 
+from exporter.runtime.changed import named
 from exporter.verification.compare import FACTOR, FEW, ROUGH, tolerance_of
 from exporter.verification.rows import ELSEWHERE, Row
 from symbolics.graph.values import is_python_op
 from symbolics.graph.walk import walk
 
-__all__ = ["CHANGED", "Note", "choices_of", "note_on_changes", "note_on_constants", "notes_on"]
+__all__ = [
+    "ALWAYS",
+    "CHANGED",
+    "OUTPUTS_ALONE",
+    "Note",
+    "choices_of",
+    "note_on_backward",
+    "note_on_changes",
+    "note_on_constants",
+    "notes_on",
+]
 
-#: The heading of what `note_on_changes` says, which counts also where nothing differs.
-CHANGED = "Changed since the export"
+#: The headings of what counts also where nothing differs.
+CHANGED, OUTPUTS_ALONE = "Changed since the export", "Outputs alone"
+ALWAYS = frozenset((CHANGED, OUTPUTS_ALONE))
 
 #: Operators at whose result one rounding may choose: the largest of several, the nearest of two, a side of a bound.
 _CHOOSING = frozenset(
@@ -77,12 +89,38 @@ def note_on_constants(rows: Sequence[Row]) -> Iterator[Note]:
 
 
 def note_on_changes(changed: Mapping[str, list[str]]) -> Iterator[Note]:
-    """Functions that are others than when the file was exported."""
-    if changed:
-        named = ", ".join(f"the {' and the '.join(halves)} of {name}" for name, halves in changed.items())
+    """Functions, and values that they read, that are others than when the file was exported."""
+    codes, values = named(changed)
+    if codes:
+        text = ", ".join(codes)
+        yield Note(
+            CHANGED, f"{text[:1].upper()}{text[1:]}. The file calls the code of today, which need not compute what its graph was made for."
+        )
+    if values:
         yield Note(
             CHANGED,
-            f"{named[:1].upper()}{named[1:]}. The file calls the code of today, which need not compute what its graph was made for.",
+            f"{', '.join(values)} when the file was exported. Functions read this of their class or module, and no file sets it: setup= can, "
+            "or pass it to apply() as an argument.",
+        )
+
+
+def note_on_backward(rows: Sequence[Row], written: Collection[str], *, is_there: bool) -> Iterator[Note]:
+    """State that differs as eager's backward writes to it; and gradients that nobody compared.
+
+    Args:
+        rows: All of them.
+        written: The parameters and buffers to which eager's backward wrote.
+        is_there: Whether each Function has a backward.
+    """
+    if not is_there:
+        yield Note(OUTPUTS_ALONE, "A Function of the model has no backward: eager has no gradients, and none were compared.")
+    found = [row.name for row in rows if not row.ok and row.name in written]
+    if found:
+        names = ", ".join(dict.fromkeys(found))
+        yield Note(
+            "Written by a backward",
+            f"A backward of the model writes to {names}, in eager; a file carries from step to step what the forward writes. Write it in forward, after what "
+            "reads it, or in the training loop, where the file's users have to do so as well.",
         )
 
 

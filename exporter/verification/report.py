@@ -17,7 +17,7 @@ from exporter.pictures.draw import draw_inside_a_page
 from exporter.pictures.layout import missing
 from exporter.pictures.svg import LEGEND, STYLE
 from exporter.verification import charts
-from exporter.verification.notes import CHANGED, Note
+from exporter.verification.notes import ALWAYS, Note
 from exporter.verification.rows import ELSEWHERE, NOT_COMPARED, Row
 from symbolics.errors import PythonopError
 from symbolics.text import clean, extra
@@ -129,7 +129,7 @@ class Report:
             lines.append("memory: " + ", ".join(f"{name} {charts.size(used)}" for name, used in self.memory.items()))
         if self.first_departure:
             lines.append(f"first departure: {self.first_departure}")
-        lines += [f"{note.title}: {note.text}" for note in self.notes if not self.ok or note.title == CHANGED]
+        lines += [f"{note.title}: {note.text}" for note in self.notes if not self.ok or note.title in ALWAYS]
         return Table(("tensor", "what", "shape", "error", "eager's own", "allowed", "result"), rows), lines
 
     def summary(self) -> str:

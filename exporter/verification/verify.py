@@ -32,7 +32,7 @@ from exporter.verification.compare import largest
 from exporter.verification.eager import EagerStep, draws, in_float64, measured_step, with_the_files_masks
 from exporter.verification.elsewhere import Elsewhere, other_runs, rows_of
 from exporter.verification.existing import names_allowed, note_on_weights, open_existing, weight_rows
-from exporter.verification.notes import choices_of, note_on_changes, note_on_constants, notes_on
+from exporter.verification.notes import choices_of, note_on_backward, note_on_changes, note_on_constants, notes_on
 from exporter.verification.process import FileRun, FileStep, run_in_a_fresh_process
 from exporter.verification.report import STEPS, Report
 from exporter.verification.rows import ELSEWHERE, Row
@@ -188,7 +188,11 @@ def _compared(
     weights = weight_rows(program.model, case.model) if file is not None else []
     notes = [*note_on_weights(weights, str(file) if is_there else "model.onnx"), *note_on_changes(run.changed)]
     if all(row.ok for row in weights):
-        notes += [*note_on_constants(rows), *notes_on(rows, choices_of(program.model))]
+        notes += [
+            *note_on_backward(rows, eager.by_backward, is_there=not eager.no_backward),
+            *note_on_constants(rows),
+            *notes_on(rows, choices_of(program.model)),
+        ]
     made_by = "a file that was there" if file is not None else "torch.export" if options["dynamo"] else "TorchScript"
     report = Report(
         [*weights, *rows], _facts(case, program.model, made_by, size, run, providers), _functions(program), seconds, memory=memory,

@@ -18,15 +18,21 @@ from symbolics import torch_private as private
 from symbolics.capture.flags import Flags
 from symbolics.text import causes
 
-__all__ = ["StopWhereNone", "called", "is_refusal"]
+__all__ = ["StopWhereNone", "called", "is_refusal", "lacks_backward"]
 
 _REFUSAL = "is not differentiable with respect to argument"
 _NO_LEAF = "you can only change requires_grad flags of leaf variables"
+_NO_BACKWARD = "You must implement either the backward or vjp method"
 
 
 def is_refusal(error: BaseException | None) -> bool:
     """Whether an error is one of an input that needs a gradient, or comes of one."""
     return any(text in str(each) for each in causes(error, contexts=True) for text in (_REFUSAL, _NO_LEAF))
+
+
+def lacks_backward(error: BaseException) -> bool:
+    """Whether an error says that a Function has no backward."""
+    return isinstance(error, NotImplementedError) and _NO_BACKWARD in str(error)
 
 
 def called(

@@ -3,10 +3,13 @@
 A fingerprint is a digest of the syntax tree: of a half's methods, of what they call and read in their own module, and so on. Comments, docstrings,
 annotations, formatting and places do not count, nor does Python's release. Where there is no source it is one of the code objects, which
 another release of Python cannot compare. No torch here, and nothing is imported or run.
+
+What a program has set since, ``Spike.alpha = 3.0`` or ``config.STEPS = 25``, stands in no source: `values_read` finds such numbers and texts.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import dis
 import functools
@@ -24,7 +27,7 @@ from typing import Any
 from symbolics.node.classes import is_class, look, names_in, own_name
 from symbolics.node.metadata import Fingerprint
 
-__all__ = ["changed_halves", "fingerprint"]
+__all__ = ["changed_halves", "fingerprint", "values_read"]
 
 #: How a fingerprint was taken; another rule gets another name, so that nobody compares with what an older one gave.
 _SOURCE = "source-1"
@@ -61,8 +64,42 @@ def changed_halves(recorded: Fingerprint, what: Any) -> list[str]:
     return found
 
 
-#: What was taken before, by what it was taken of: a class keeps the text that it was first seen with.
-_known: weakref.WeakKeyDictionary[Any, dict[Any, str]] = weakref.WeakKeyDictionary()
+def values_read(what: Any) -> dict[str, Any]:
+    """The numbers and short texts that a Function reads of its class, its module, and classes, namespaces and modules of its own package, as they are now.
+
+    Truth values of a module are left out, which tell what a machine has, and what the Function itself counts in.
+
+    Args:
+        what: As `fingerprint` takes it.
+
+    Returns:
+        ``module:name`` of each -> its value.
+    """
+    for half in _HALVES:
+        _ = _taken(what, half, _SOURCE) or _taken(what, half, _CODE)
+    taken, found = list(_known.get(what, {}).values()), {}
+    written = {name for _, _, names in taken for name in names}
+    for _, places, _ in taken:
+        for label, (holder, name) in places.items():
+            if name in written:
+                continue
+            value = look(holder, name) if is_class(holder) else holder.get(name)
+            if _is_small(value):
+                found[label] = value
+    return found
+
+
+def _is_small(value: Any) -> bool:
+    if type(value) is str:
+        return len(value) <= _SHORT
+    return type(value) in (bool, int, float) and abs(value) < _LARGE  # neither infinity nor nan
+
+
+#: Characters of a text, and numbers, that `values_read` gives.
+_SHORT, _LARGE = 64, 2**53
+_Places = dict[str, tuple[Any, str]]
+#: What was taken before, by what it was taken of, with the places of the values that it reads and the names that it writes to: a class keeps the text that it was first seen with.
+_known: weakref.WeakKeyDictionary[Any, dict[Any, tuple[str, _Places, set[str]]]] = weakref.WeakKeyDictionary()
 
 
 def _taken(what: Any, half: str, how: str) -> str:
@@ -75,16 +112,16 @@ def _taken(what: Any, half: str, how: str) -> str:
     known, key = _known.setdefault(what, {}), (how, *((name, id(method)) for name, method in methods.items()))
     if key not in known:
         known[key] = _digest(what, methods, how)
-    return known[key]
+    return known[key][0]
 
 
-def _digest(what: Any, methods: dict[str, Any], how: str) -> str:
+def _digest(what: Any, methods: dict[str, Any], how: str) -> tuple[str, _Places, set[str]]:
     classes = [base for base in what.__mro__ if not _is_of_torch(base)] if is_class(what) else []
     closure = (_SourceClosure if how == _SOURCE else _CodeClosure)(classes)
     if not all(closure.add(name, method) for name, method in methods.items()):
-        return ""
+        return "", {}, set()
     text = "\0\0".join("\0".join((name, *words)) for name, words in sorted(closure.parts.items()))
-    return f"{how}:{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
+    return f"{how}:{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}", closure.places, closure.written
 
 
 def _methods(cls: type, half: str) -> dict[str, Any]:
@@ -106,11 +143,15 @@ class _Closure:
 
     Attributes:
         parts: A name for each part -> what its digest is taken of.
+        places: ``module:name`` of what may be a value that is read -> a class or a namespace, and the name in it.
+        written: The names that the half itself gives values.
     """
 
     def __init__(self, classes: list[type]) -> None:
         self.classes = classes
         self.parts: dict[str, list[str]] = {}
+        self.places: _Places = {}
+        self.written: set[str] = set()
         self._modules = {own_name(cls)[0] for cls in classes}
         self._met: dict[int, Any] = {}
 
@@ -138,6 +179,22 @@ class _Closure:
 
     def _function(self, name: str, function: types.FunctionType) -> bool:
         raise NotImplementedError
+
+    def _note_values(
+        self, function: types.FunctionType, names: Iterable[str], pairs: Iterable[tuple[str, str]], attributes: set[str]
+    ) -> None:
+        """Note where values may be that a function reads: names of its module, attributes of what these are, and of the classes of the half."""
+        module = str(function.__globals__.get("__name__"))
+        for name in names:
+            if type(function.__globals__.get(name)) is not bool:
+                self.places[f"{module}:{name}"] = function.__globals__, name
+        own = self.classes[0] if self.classes else None
+        for name in attributes & {name for cls in self.classes for name in names_in(cls)}:
+            self.places[f"{own_name(own)[0]}:{own_name(own)[1]}.{name}"] = own, name
+        for name, attribute in pairs:
+            holder = _holder_of(function.__globals__.get(name), module.partition(".")[0])
+            if holder is not None and holder is not own:
+                self.places[f"{module}:{name}.{attribute}"] = holder, attribute
 
     def _put(self, name: str, words: Iterable[str]) -> None:
         self.parts.setdefault(name, []).extend(words)
@@ -179,7 +236,13 @@ class _SourceClosure(_Closure):
                     return False
             elif not all(self._node(source, name, each, function) for each in source.top.get(name, ()) if each not in own):
                 return False
-        attributes = {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
+        inner = [each for each in ast.walk(node) if isinstance(each, ast.Attribute)]
+        attributes = {each.attr for each in inner}
+        self.written |= {each.attr for each in inner if not isinstance(each.ctx, ast.Load)}
+        self.written |= {name for each in ast.walk(node) if isinstance(each, ast.Global) for name in each.names}
+        if isinstance(node, _FUNCTIONS):
+            pairs = [(each.value.id, each.attr) for each in inner if isinstance(each.value, ast.Name)]
+            self._note_values(function, source.names_in(node), pairs, attributes)
         return all(
             self._node(source, f"{cls.name}.{name}", each, function)
             for cls in own
@@ -205,11 +268,22 @@ class _CodeClosure(_Closure):
             loads = {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
             called = [(each, function.__globals__.get(each)) for each in sorted(loads)]
             called += [(f"{own_name(cls)[1]}.{each}", names_in(cls).get(each)) for cls in self.classes for each in code.co_names]
+            self._note_values(function, loads, (), set(code.co_names))
+            self.written |= {each.argval for each in dis.get_instructions(code) if each.opname in ("STORE_GLOBAL", "STORE_ATTR")}
             for other, value in called:
                 inner = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
                 if isinstance(inner, types.FunctionType) and inner.__globals__ is function.__globals__ and not self.add(other, inner):
                     return False
         return self._closed_over(name, function)
+
+
+def _holder_of(value: Any, package: str) -> Any:
+    """What has the attributes of a value, a class, a namespace or a module of the same package; None for others, whose attributes code may make."""
+    if is_class(value):
+        return value if str(own_name(value)[0]).partition(".")[0] == package else None
+    if type(value) in (types.SimpleNamespace, argparse.Namespace):
+        return vars(value)
+    return vars(value) if type(value) is types.ModuleType and value.__name__.partition(".")[0] == package else None
 
 
 # ---------------------------------------------------------------------------------------------------------- sources

@@ -22,6 +22,7 @@ from symbolics.node.names import (
     STEP_KEY,
     STILLED_KEY,
     TANGENTS_KEY,
+    VALUES_KEY,
     VERSION_KEY,
 )
 from symbolics.node.records import parse, read_record
@@ -48,6 +49,7 @@ __all__ = [
     "read_step",
     "read_stilled",
     "read_tangents",
+    "read_values",
     "results_of",
     "state_of",
     "step_of",
@@ -60,6 +62,7 @@ __all__ = [
     "write_step",
     "write_stilled",
     "write_tangents",
+    "write_values",
 ]
 
 
@@ -223,6 +226,7 @@ read_step, write_step = _entry(STEP_KEY, StepLayout)
 #: The buffers that a forward changes.
 read_changes, write_changes = _entry(BUFFERS_KEY, BufferChanges)
 _read_functions, write_functions = _entry(FUNCTIONS_KEY, dict[str, Fingerprint])
+_read_values, write_values = _entry(VALUES_KEY, dict[str, dict[str, Any]])
 _read_cumulative, write_cumulative = _entry(CUMULATIVE_KEY, tuple[str, ...])
 #: The modules that eval mode has taken something out of.
 read_stilled, write_stilled = _entry(STILLED_KEY, tuple[str, ...])
@@ -248,6 +252,23 @@ def read_functions(metadata: Mapping[str, str]) -> dict[str, Fingerprint]:
         raise FormatError.damaged(
             f"metadata {FUNCTIONS_KEY}",
             f"it has more than {MAX_ITEMS} Functions, or a fingerprint of more than {_MAX_FINGERPRINT} characters",
+        )
+    return found
+
+
+def read_values(metadata: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """The values that Functions read beside their arguments, by the names of the Functions; none where the file says nothing.
+
+    Raises:
+        FormatError: The text is damaged, or passes the limits.
+    """
+    found = _read_values(metadata) or {}
+    values = [value for each in found.values() for value in each.values()]
+    if len(found) + len(values) > MAX_ITEMS or any(
+        type(value) not in (bool, int, float, str) or len(str(value)) > _MAX_FINGERPRINT for value in values
+    ):
+        raise FormatError.damaged(
+            f"metadata {VALUES_KEY}", f"it has more than {MAX_ITEMS} entries, or something else than numbers and short texts"
         )
     return found
 

@@ -47,6 +47,7 @@ __all__ = [
     "STILLED_KEY",
     "TANGENTS_KEY",
     "UNCHECKED_KEY",
+    "VALUES_KEY",
     "VARIABLE_OP",
     "VERSION_KEY",
     "is_of_torch",
@@ -100,6 +101,7 @@ CUMULATIVE_KEY = "pythonop.cumulative"  # JSON: initializers of running means th
 BUFFERS_KEY = "pythonop.buffers"  # JSON: BufferChanges; files whose forward changes buffers
 STILLED_KEY = "pythonop.stilled"  # JSON: modules exported in eval mode that would do something else in training mode
 FUNCTIONS_KEY = "pythonop.functions"  # JSON: name of a Function -> Fingerprint
+VALUES_KEY = "pythonop.values"  # JSON: module:name of a value that a Function reads -> the Function and the value at the export
 UNCHECKED_KEY = "pythonop.unchecked"  # text: why nobody compared the Functions of the file with those of an eager run
 LINKS_KEY = "pythonop.links"  # how many functions the exporter linked to a backward of their own
 GRADIENTS_KEY = "pythonop.gradients"  # JSON: GradientPairing; training files only

@@ -16,7 +16,17 @@ import torch
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from symbolics.node.attributes import GRAD_SPECS
-from symbolics.node.names import FUNCTIONS_KEY, GRADIENTS_KEY, MARK_COUNT_KEY, OUTPUTS_KEY, STATE_KEY, STEP_KEY, STILLED_KEY, VERSION_KEY
+from symbolics.node.names import (
+    FUNCTIONS_KEY,
+    GRADIENTS_KEY,
+    MARK_COUNT_KEY,
+    OUTPUTS_KEY,
+    STATE_KEY,
+    STEP_KEY,
+    STILLED_KEY,
+    VALUES_KEY,
+    VERSION_KEY,
+)
 from tests.exporter.runtime import build
 from tests.fuzz import functions as F
 from tests.fuzz.library import damaged_operators
@@ -242,7 +252,7 @@ def _metadata() -> Iterator[tuple[str, Crasher]]:
             label = f"state {'+'.join(names)[:30]!r} {kind}"
             yield label, Crasher(lambda names=names, kind=kind: _plain(**{STATE_KEY: _state(**dict.fromkeys(names, kind))}))
     for key in (
-        STATE_KEY, OUTPUTS_KEY, GRADIENTS_KEY, STEP_KEY, FUNCTIONS_KEY, STILLED_KEY, MARK_COUNT_KEY, VERSION_KEY, "pythonop.cumulative", "pythonop.unchecked",
+        STATE_KEY, OUTPUTS_KEY, GRADIENTS_KEY, STEP_KEY, FUNCTIONS_KEY, STILLED_KEY, VALUES_KEY, MARK_COUNT_KEY, VERSION_KEY, "pythonop.cumulative", "pythonop.unchecked",
     ):  # fmt: skip
         for text in (
             "",

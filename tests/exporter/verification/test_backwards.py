@@ -1,0 +1,92 @@
+"""Functions whose backward writes to the model's state, or which have none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import exporter
+from symbolics.capture.undifferentiable import lacks_backward
+
+
+class Remembers(torch.autograd.Function):
+    """A memory of features, as models of re-identification have it: the backward moves it."""
+
+    @staticmethod
+    def forward(ctx, x, features):
+        ctx.features = features
+        ctx.save_for_backward(x)
+        return x @ features.T
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        found = grad @ ctx.features
+        ctx.features.mul_(0.5).add_(x.sum(0) * 0.5)
+        return found, None
+
+
+class Forward(torch.autograd.Function):
+    """As code for TensorRT has it: a forward, a symbolic, another result while it is exported, and no backward."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        if torch.onnx.is_in_onnx_export():
+            return torch.zeros_like(x)
+        return torch.nn.functional.layer_norm(x, (4,), weight)
+
+    @staticmethod
+    def symbolic(graph, x, weight):
+        return graph.op("own::LayerNorm", x, weight)
+
+
+class Memory(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.register_buffer("features", torch.randn(3, 4))
+
+    def forward(self, x):
+        return Remembers.apply(self.linear(x), self.features)
+
+
+class Normed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.weight = torch.nn.Parameter(torch.rand(4))
+
+    def forward(self, x):
+        return self.linear(Forward.apply(x, self.weight))
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_a_backward_that_writes(dynamo):
+    report = exporter.verify(Memory(), (torch.randn(2, 4),), dynamo=dynamo)
+    assert not report.ok and {row.name.removeprefix("buffer ") for row in report.rows if not row.ok} == {"features"}
+    (note,) = [note for note in report.notes if note.title == "Written by a backward"]
+    assert "writes to features, in eager" in note.text
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_without_a_backward_outputs_are_compared(dynamo):
+    report = exporter.verify(Normed(), (torch.randn(2, 4),), dynamo=dynamo)
+    assert report.ok
+    (note,) = [note for note in report.notes if note.title == "Outputs alone"]
+    assert "no gradients" in note.text
+    assert {row.kind for row in report.rows if row.eager_error is not None} <= {"output", "second input"}
+
+
+def test_a_wrong_output_is_found_without_a_backward(tmp_path):
+    model = Normed()
+    exporter.export(model, (torch.randn(2, 4),)).save(tmp_path / "model.onnx")
+    with torch.no_grad():
+        model.weight.add_(1)
+    report = exporter.verify(model, (torch.randn(2, 4),), file=tmp_path / "model.onnx")
+    assert not report.ok
+
+
+def test_what_torch_says_of_a_function_without_a_backward():
+    with pytest.raises(NotImplementedError) as error:
+        Forward.apply(torch.ones(2, 4, requires_grad=True), torch.ones(4)).sum().backward()
+    assert lacks_backward(error.value) and not lacks_backward(NotImplementedError("derivative for aten::x is not implemented"))
