@@ -313,7 +313,7 @@ class Bound:
                 f"the forward of the exported model changes {shown(name)!r}{f' and {len(lost) - 1} more' if len(lost) > 1 else ''}, and the file does not carry it: "
                 f"{shown(why)}. It would train with the value at export.\n"
                 "  way out: eval() runs the file with that value; to train, let forward write into a buffer of fixed shape and type,\n"
-                "  or take the value as an argument and return the new one, and export again"
+                "  or take the value as an argument and return the new one, or make one node of the module that holds it (opaque=), and export again"
             )
         if not training and carried and not self.changes.always and "eval" not in self._warned:
             self._warned.add("eval")

@@ -123,5 +123,6 @@ def warn_of_lost(model: ir.Model) -> None:
         named = "; ".join(f"{name!r} ({why})" for name, why in list(lost.items())[:5]) + ("; ..." if len(lost) > 5 else "")
         warn(
             f"forward changes state that the file cannot carry: {named}. Each run starts from its value at export, and load(...) refuses a forward in "
-            "training mode: return the new value from forward and pass it in, or keep it in a buffer of fixed shape that forward writes into."
+            "training mode: return the new value from forward and pass it in; or keep it in a buffer of fixed shape that forward writes into; or let the module "
+            "that holds the buffer be one node, which hands it on: opaque=[that module]."
         )
