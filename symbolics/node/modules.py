@@ -16,7 +16,7 @@ import torch
 from symbolics import torch_private as private
 from symbolics.errors import ExportError, FormatError, PythonopError
 from symbolics.node.arguments import Resolver, decode, encode, has_codec
-from symbolics.node.classes import find, is_class, is_method, own_name
+from symbolics.node.classes import find, is_class, is_method, names_in, own_name
 from symbolics.node.containers import Slot, expand_leaves, slots
 from symbolics.node.held_modules import Held, attributes_of, is_said, with_slots
 from symbolics.node.limits import MAX_DEPTH, MAX_EXPANDED, MAX_ITEMS
@@ -67,7 +67,7 @@ def written_module(
             "training": inner.training,
             "attributes": {
                 key: _attribute(type(inner), title, key, with_slots(_with_plain(title, key, value, names), numbers), names)
-                for key, value in attributes_of(inner).items()
+                for key, value in {**_of_class(type(inner)), **attributes_of(inner)}.items()
             },
             "parameters": {key: places.get((id(parameters), key)) for key in parameters},
             "buffers": {key: places.get((id(buffers), key)) for key in buffers},
@@ -78,6 +78,22 @@ def written_module(
     if why := _too_many(tree):
         raise ExportError(f"{qualified_name(type(module))}: {why}.\n  {_WAY_OUT}")
     return tree
+
+
+def _of_class(cls: type) -> dict[str, Any]:
+    """The numbers and short texts of a class and its bases: a program may have set them, ``Block.scale = 3.0``, where another process has what the source says."""
+    found: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        for key, value in names_in(base).items() if not is_of_torch(qualified_name(base)) else ():
+            plain = type(value) in (bool, int, float) or (type(value) is str and len(value) <= _SHORT)
+            found.pop(key, None)
+            if plain and not key.startswith("__") and not private.is_base_attribute(key):
+                found[key] = value
+    return found
+
+
+#: Characters of a text of a class.
+_SHORT = 64
 
 
 def _too_many(tree: dict[str, Any]) -> str:

@@ -514,3 +514,30 @@ def test_a_buffer_that_a_function_writes_unsaid(dynamo):
         exporter.export(model, (torch.randn(4, 3),), dynamo=dynamo)
     report = exporter.verify(model, (torch.randn(4, 3),), dynamo=dynamo, opaque=[KeepsMean])
     assert report.ok and "buffer" in {row.kind for row in report.rows}
+
+
+class Based(torch.nn.Module):
+    shift = 1.0
+    kind = "up"
+
+
+class Scaled(Based):
+    scale = 2.0
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.linear(x) * self.scale + (self.shift if self.kind == "up" else -self.shift)
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_values_of_the_class_are_those_of_the_export(dynamo, monkeypatch):
+    """Set by the program: another process has what the source says."""
+    model, x = torch.nn.Sequential(Scaled(), torch.nn.Linear(3, 2)), torch.randn(4, 3)
+    monkeypatch.setattr(Scaled, "scale", 5.0)
+    monkeypatch.setattr(Based, "shift", -3.0)
+    monkeypatch.setattr(Scaled, "kind", "down", raising=False)
+    report = exporter.verify(model, (x,), dynamo=dynamo, opaque=[Scaled])
+    assert report.ok
