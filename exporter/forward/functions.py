@@ -12,9 +12,10 @@ from exporter.files.trust import registered
 from symbolics.errors import ExportError, Faq
 from symbolics.node.arguments import is_importable
 from symbolics.node.classes import is_class
-from symbolics.node.fingerprints import fingerprint, values_read
+from symbolics.node.fingerprints import fingerprint
 from symbolics.node.metadata import Fingerprint, write_functions, write_values
 from symbolics.node.names import FUNCTIONS_KEY, VALUES_KEY, is_operator, why_not_importable
+from symbolics.node.outside_values import USUAL, outside_values
 from symbolics.users import warn
 
 __all__ = ["describe_functions", "say_names"]
@@ -39,7 +40,8 @@ def describe_functions(model: ir.Model, classes: Mapping[str, Any]) -> None:
     """
     taken = {name: fingerprint(classes[name]) for name in functions_in(model) if name in classes and name.partition(".")[0] != "symbolics"}
     found = {name: each for name, each in taken.items() if each != Fingerprint()}
-    values = {name: read for name in taken if (read := values_read(classes[name]))}
+    values = {name: dict(set(outside_values(classes[name]).items()) - {USUAL}) for name in taken}
+    values = {name: dict(sorted(read.items())) for name, read in values.items() if read}
     for key, text in ((FUNCTIONS_KEY, write_functions(found)), (VALUES_KEY, write_values(values))):
         model.metadata_props.pop(key, None)
         if text != "{}":

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from symbolics.errors import Faq, RunError
-from symbolics.node.fingerprints import changed_halves, values_read
+from symbolics.node.fingerprints import changed_halves
 from symbolics.node.metadata import read_functions, read_values
+from symbolics.node.outside_values import outside_values
 from symbolics.text import shown
 from symbolics.users import warn
 
@@ -35,7 +36,7 @@ def changed_functions(metadata: Mapping[str, str], functions: Mapping[str, Any])
     recorded, values = read_functions(metadata), read_values(metadata)
     found = {name: changed_halves(recorded[name], functions[name]) for name in recorded if name in functions}
     for name in values.keys() & functions.keys():
-        found.setdefault(name, []).extend(_other_values(values[name], values_read(functions[name])))
+        found.setdefault(name, []).extend(_other_values(values[name], outside_values(functions[name])))
     return {name: changes for name, changes in found.items() if changes}
 
 

@@ -27,7 +27,7 @@ from typing import Any
 from symbolics.node.classes import is_class, look, names_in, own_name
 from symbolics.node.metadata import Fingerprint
 
-__all__ = ["changed_halves", "fingerprint", "values_read"]
+__all__ = ["changed_halves", "fingerprint", "makes_tensors", "values_read"]
 
 #: How a fingerprint was taken; another rule gets another name, so that nobody compares with what an older one gave.
 _SOURCE = "source-1"
@@ -75,11 +75,9 @@ def values_read(what: Any) -> dict[str, Any]:
     Returns:
         ``module:name`` of each -> its value.
     """
-    for half in _HALVES:
-        _ = _taken(what, half, _SOURCE) or _taken(what, half, _CODE)
-    taken, found = list(_known.get(what, {}).values()), {}
+    taken, found = _all_taken(what), {}
     written = {name for _, _, names in taken for name in names}
-    for _, places, _ in taken:
+    for places in (each for _, each, _ in taken):
         for label, (holder, name) in places.items():
             if name in written:
                 continue
@@ -87,6 +85,24 @@ def values_read(what: Any) -> dict[str, Any]:
             if _is_small(value):
                 found[label] = value
     return found
+
+
+def makes_tensors(what: Any) -> bool:
+    """Whether a Function makes tensors whose type may be torch's default one: it calls ``torch.zeros`` or the like. True for what has no source."""
+    taken = _all_taken(what)
+    return not taken or any(_MAKES in places for _, places, _ in taken)
+
+
+def _all_taken(what: Any) -> list[tuple[str, _Places, set[str]]]:
+    """What is known of each half."""
+    for half in _HALVES:
+        _ = _taken(what, half, _SOURCE) or _taken(what, half, _CODE)
+    return list(_known.get(what, {}).values())
+
+
+#: Functions of torch that make tensors of its default type; a place of `_Closure.places` says that a half calls one.
+_FACTORIES = frozenset("arange as_tensor empty eye full linspace logspace ones rand randn tensor Tensor zeros get_default_dtype".split())
+_MAKES = ""
 
 
 def _is_small(value: Any) -> bool:
@@ -189,6 +205,8 @@ class _Closure:
             if type(function.__globals__.get(name)) is not bool:
                 self.places[f"{module}:{name}"] = function.__globals__, name
         own = self.classes[0] if self.classes else None
+        if not _FACTORIES.isdisjoint(attributes) or not _FACTORIES.isdisjoint(names):
+            self.places[_MAKES] = {}, ""
         for name in attributes & {name for cls in self.classes for name in names_in(cls)}:
             self.places[f"{own_name(own)[0]}:{own_name(own)[1]}.{name}"] = own, name
         for name, attribute in pairs:

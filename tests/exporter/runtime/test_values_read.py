@@ -184,3 +184,51 @@ def test_a_file_that_names_other_values_reads_nothing():
         {f"{HERE}:Spike": {f"{HERE}:UNREAD": 0.0, "os:environ": "x"}, "os:getcwd": {"x": 1}}
     )
     exporter.load(program, allow=[f"{HERE}:Spike"], strict=True)
+
+
+class Ramped(torch.autograd.Function):
+    """Makes tensors of torch's default type: with float32 here, a model of float64 has numbers of float32."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * torch.linspace(0.1, 1, x.shape[-1])
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * torch.linspace(0.1, 1, grad.shape[-1])
+
+
+class Plain(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+@pytest.fixture
+def float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def test_the_default_type_of_new_tensors(float64, recwarn):
+    report = exporter.verify(torch.nn.Sequential(torch.nn.Linear(3, 3), Calls(Ramped.apply)), (torch.randn(2, 3),))
+    (note,) = [note for note in report.notes if note.title == "Changed since the export"]
+    assert not report.ok and "torch:get_default_dtype() is 'float32' and was 'float64'" in note.text
+    program, plain = (exporter.export(Calls(function.apply), (torch.randn(3),)) for function in (Ramped, Plain))
+    allow = [f"{HERE}:*"]
+    exporter.load(program, allow=allow, strict=True)
+    torch.set_default_dtype(torch.float32)
+    exporter.load(plain, allow=allow, strict=True)
+    with pytest.raises(exporter.RunError, match="get_default_dtype"):
+        exporter.load(program, allow=allow, strict=True)
+    assert VALUES_KEY not in exporter.export(Calls(Ramped.apply), (torch.randn(3),)).model.metadata_props
+
+
+def test_setup_sets_what_a_fresh_process_needs(float64):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), Calls(Ramped.apply))
+    assert exporter.verify(model, (torch.randn(2, 3),), setup="tests.exporter.runtime.settings_of_values:float64").ok
