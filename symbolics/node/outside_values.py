@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
-
-import torch
 
 from symbolics.node.fingerprints import makes_tensors, values_read
 
@@ -24,7 +23,7 @@ def outside_values(what: Any) -> dict[str, Any]:
     Returns:
         ``module:name`` -> a number or a short text.
     """
-    found = values_read(what)
-    if makes_tensors(what):
+    found, torch = values_read(what), sys.modules.get("torch")  # files without Functions open where it is not
+    if torch is not None and makes_tensors(what):
         found[_DEFAULT_TYPE] = str(torch.get_default_dtype()).removeprefix("torch.")
     return found
