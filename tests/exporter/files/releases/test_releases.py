@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,13 @@ import pytest
 import torch
 
 import exporter
+from tests.exporter.files.releases import make
 from tests.exporter.files.releases.functions import Model, Quantised, Sorted, batch
 
 RELEASES = sorted(path for path in Path(__file__).parent.iterdir() if path.is_dir() and path.name[0].isdigit())
 ALLOW = ["tests.exporter.files.releases.functions:*"]
+#: What files of today have that those of a release do not: the release stops at them with an error. docs/format.md names it.
+NEWER: dict[tuple[str, str], set[tuple]] = {}
 
 
 @pytest.fixture(params=RELEASES, ids=lambda path: path.name)
@@ -133,3 +137,78 @@ def test_a_file_in_integers_gives_the_levels_of_the_fake_quantised_model(path):
     assert np.count_nonzero(levels) <= 1
     weights = [value for value in onnx.load(path).graph.initializer if len(value.dims) == 2]
     assert [value.data_type for value in weights] == [onnx.TensorProto.INT8] * 2
+
+
+def words(path):
+    """What a reader has to know: operators of ours with their attributes and the keys of their calls, keys of the metadata's objects."""
+    proto = onnx.load(path)
+    found = set()
+    for node in (*proto.graph.node, *(node for function in proto.functions for node in function.node)):
+        if "ython" in node.op_type:
+            found |= {(node.domain, node.op_type, attribute.name) for attribute in node.attribute}
+            found |= {("call", key) for attribute in node.attribute if attribute.name == "call" for key in json.loads(attribute.s)}
+    found |= {("opset", entry.domain, entry.version) for entry in proto.opset_import}
+    state = json.loads(next(entry.value for entry in proto.metadata_props if entry.key == "pythonop.state"))
+    return found | {("state", key) for entry in state.values() for key in entry}
+
+
+@pytest.fixture(scope="module")
+def today(tmp_path_factory):
+    """The files as this version writes them."""
+    folder = tmp_path_factory.mktemp("made") / "today"
+    make.main(folder)
+    return folder
+
+
+def test_a_file_of_today_asks_a_reader_for_nothing_new(folder, today):
+    """So the release before opens it. What this finds belongs into docs/format.md, and where old readers would misread it, into a new version."""
+    for old in sorted(folder.glob("*.onnx")):
+        if ".init" in old.name:
+            continue
+        assert words(today / old.name) - words(old) - NEWER.get((folder.name, old.name), set()) == set(), old.name
+
+
+def newer(proto, kind):
+    """A file as a later release might write it."""
+    (node,) = (node for node in proto.graph.node if node.op_type == "PythonOp")
+    (call,) = (attribute for attribute in node.attribute if attribute.name == "call")
+    if kind == "operator":
+        node.domain, node.op_type = "pythonop", "Later"
+        proto.opset_import.append(onnx.helper.make_opsetid("pythonop", 1))
+    elif kind == "format":
+        next(entry for entry in proto.metadata_props if entry.key == "pythonop.version").value = "2"
+    elif kind == "state":
+        entry = next(entry for entry in proto.metadata_props if entry.key == "pythonop.state")
+        entry.value = entry.value.replace('"persistent":true', '"persistent":true,"later":1', 1)
+    elif kind == "metadata":
+        proto.metadata_props.add(key="pythonop.later", value="{}")
+    else:
+        text = {"call": ('"version":1', '"version":2'), "key": ('"version":1', '"version":1,"later":1'), "type": ("0.5", '{"$later":1}')}
+        assert text[kind][0].encode() in call.s
+        call.s = call.s.replace(*(part.encode() for part in text[kind]))
+    return proto
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("format", "the file has pythonop format 2, this release reads up to 1: install a newer pythonop"),
+        ("call", "its call has format 2, this release reads up to 1: install a newer pythonop"),
+        ("key", "this release does not know its key 'later': install a newer pythonop"),
+        ("state", "this release does not know its key 'later': install a newer pythonop"),
+        ("type", "a call holds a value of the unknown type '.later': it needs a newer pythonop"),
+        ("operator", "This release of pythonop has no such operator: install a newer one"),
+    ],
+)
+def test_a_file_that_is_too_new_is_refused_by_what_is_new(kind, says):
+    """As docs/format.md has it."""
+    proto = newer(onnx.load(RELEASES[-1] / "forward-torchscript.onnx"), kind)
+    with pytest.raises(exporter.RunError if kind == "operator" else exporter.FormatError, match=says):
+        exporter.load(proto, allow=ALLOW)
+    assert says.replace("later", "x").replace("'.", "'$") in (Path(__file__).parents[4] / "docs" / "format.md").read_text()
+
+
+def test_metadata_of_a_newer_release_is_skipped():
+    x, _ = batch()
+    proto = newer(onnx.load(RELEASES[-1] / "forward-torchscript.onnx"), "metadata")
+    close(exporter.load(proto, allow=ALLOW)(x).detach(), Model()(x))
