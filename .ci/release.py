@@ -74,21 +74,15 @@ def git(root: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def version_of(root: Path) -> str:
-    """The version in exporter/__init__.py."""
-    found = re.search(r'^__version__ = "([^"]+)"$', (root / "exporter" / "__init__.py").read_text(), re.M)
-    if not found:
-        raise Stop('exporter/__init__.py has no line __version__ = "...": write one')
-    return found[1]
-
-
 def check(root: Path, dry: bool) -> str:
     """The version to release. Stop where the checkout is not ready for it."""
     if changed := git(root, "status", "--porcelain"):
         raise Stop(f"the checkout has changes: commit or remove them\n{changed}")
     if not dry and (branch := git(root, "branch", "--show-current")) != "main":
         raise Stop(f"the branch is {branch or 'none'}: a release is made on main (--dry-run works on any)")
-    version = version_of(root)
+    if not (found := re.search(r'^__version__ = "([^"]+)"$', (root / "exporter" / "__init__.py").read_text(), re.M)):
+        raise Stop('exporter/__init__.py has no line __version__ = "...": write one')
+    version = found[1]
     sections = re.findall(r"^## \[([^\]]+)\](?: - (.+))?$", (root / "CHANGELOG.md").read_text(), re.M)
     if not sections or sections[0][0] != "Unreleased":
         raise Stop("CHANGELOG.md does not begin with ## [Unreleased]: add that section, empty")
