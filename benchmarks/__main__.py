@@ -1,7 +1,7 @@
 """``python -m benchmarks``: every benchmark, one after the other, each in a process of its own.
 
-Writes the record of this processor in benchmarks/records and, from all records, docs/figures.md; also benchmarks/results/figures.json and a
-picture a program, and keeps the figures in a folder of earlier runs. The exit status is 1 where a limit was missed; the other programs run
+Writes the record of this processor in benchmarks/records and, from all records, docs/figures.md and docs/steps.svg; also
+benchmarks/results/figures.json and a picture a program, and keeps the figures in a folder of earlier runs. The exit status is 1 where a limit was missed; the other programs run
 all the same.
 
     python -m benchmarks dispatch export               # some of them
@@ -25,7 +25,7 @@ from typing import Any
 
 import benchmarks
 from benchmarks._compare import compare, read, table
-from benchmarks._page import PAGE, page, record, records
+from benchmarks._page import record, write
 from benchmarks._picture import of_limits, training_steps
 
 RESULTS = Path(__file__).with_name("results")
@@ -92,7 +92,7 @@ def main(argv: list[str] | None = None) -> int:
             parser.error("picture takes two files: python -m benchmarks picture FIGURES.json PICTURE.svg")
         return picture(*options.programs[1:])
     if options.programs == ["page"]:
-        PAGE.write_text(page(records()), encoding="utf-8")
+        write()
         return 0
     wanted = options.programs or every
     if unknown := set(wanted) - set(every):
@@ -105,7 +105,7 @@ def main(argv: list[str] | None = None) -> int:
         told.append(run(program))
         (RESULTS / "figures.json").write_text(json.dumps(told, indent=1))
         if not options.no_record and record(told[-1]) is not None:
-            PAGE.write_text(page(records()), encoding="utf-8")
+            write()
         if (drawn := of_limits(told[-1])) is not None:
             (RESULTS / f"{program}.svg").write_text(drawn, encoding="utf-8")
     file = kept(told, options.history)

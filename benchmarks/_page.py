@@ -1,7 +1,7 @@
 """docs/figures.md, made from the records of benchmarks/records and the texts of `benchmarks._about`.
 
-A record is a processor: what each program told there last. `python -m benchmarks` writes the record of the processor that it runs on, and the
-page; `python -m benchmarks page` writes the page alone.
+A record is a processor: what each program told there last. `python -m benchmarks` writes the record of the processor that it runs on, the
+page, and its picture of training steps; `python -m benchmarks page` writes page and picture alone.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._about import ABOUT, HEAD, About
+from benchmarks._picture import training_steps
 
-__all__ = ["PAGE", "RECORDS", "page", "record", "records"]
+__all__ = ["PAGE", "RECORDS", "page", "picture", "record", "records", "write"]
 
 RECORDS = Path(__file__).with_name("records")
 PAGE = Path(__file__).parents[1] / "docs" / "figures.md"
@@ -64,6 +65,24 @@ def record(told: dict[str, Any], folder: Path = RECORDS) -> Path | None:
     folder.mkdir(exist_ok=True)
     path.write_text(json.dumps(one, indent=1) + "\n")
     return path
+
+
+def write() -> None:
+    """The page and its picture."""
+    found = records()
+    PAGE.write_text(page(found), encoding="utf-8")
+    if (drawn := picture(found)) is not None:
+        PAGE.with_name(ABOUT["training_step"].picture).write_text(drawn, encoding="utf-8")
+
+
+def picture(found: Sequence[dict[str, Any]]) -> str | None:
+    """The training steps of the record that has the newest ones, as an SVG; None where none has."""
+    told = [(one["programs"]["training_step"], one) for one in found if "training_step" in one["programs"]]
+    if not told:
+        return None
+    result, one = max(told, key=lambda pair: (pair[0]["date"], pair[1]["processor"]))
+    machine = {"cpu": one["processor"], "cores": one["cores"], **result["versions"]}
+    return training_steps([{"program": "training_step", "machine": machine, "figures": result["figures"]}])
 
 
 def page(found: Sequence[dict[str, Any]]) -> str:

@@ -47,6 +47,7 @@ def section(text, title):
 def test_the_page_is_what_the_records_say():
     """`python -m benchmarks page` writes it anew."""
     assert (ROOT / "docs" / "figures.md").read_text() == _page.page(_page.records())
+    assert (ROOT / "docs" / "steps.svg").read_text() == _page.picture(_page.records())
 
 
 def test_every_program_has_a_text():
@@ -138,9 +139,10 @@ def test_figures_of_every_record_are_whole():
 
 def test_a_run_writes_the_record_and_the_page(tmp_path, monkeypatch):
     monkeypatch.setattr(command, "RESULTS", tmp_path / "results")
-    monkeypatch.setattr(command, "PAGE", tmp_path / "figures.md")
+    monkeypatch.setattr(_page, "PAGE", tmp_path / "figures.md")
     monkeypatch.setattr(command, "record", lambda result: _page.record(result, tmp_path / "records"))
-    monkeypatch.setattr(command, "records", lambda: _page.records(tmp_path / "records"))
+    found = _page.records
+    monkeypatch.setattr(_page, "records", lambda: found(tmp_path / "records"))
     monkeypatch.setattr(command, "run", lambda program: told(program, figure("forward, one", 13.0, "us", 12)))
     history = ["--history", str(tmp_path / "history")]
     assert command.main(["--no-record", "dispatch", *history]) == 1  # a limit is missed
@@ -149,3 +151,11 @@ def test_a_run_writes_the_record_and_the_page(tmp_path, monkeypatch):
     assert "**13 us** (12)" in (tmp_path / "figures.md").read_text()
     (tmp_path / "figures.md").unlink()
     assert command.main(["page"]) == 0 and "**13 us** (12)" in (tmp_path / "figures.md").read_text()
+
+
+def test_the_picture_is_of_the_newest_training_steps(tmp_path):
+    assert _page.picture([]) is None
+    old, new = ({"processor": name, "cores": 2, "programs": {"training_step": {"date": date, "versions": {}, "note": "", "figures": figures}}} for name, date, figures in (
+        ("Slow", "2026-01-02", [figure("cnn: ours / eager", 0.9)]), ("Quick", "2026-02-01", [figure("cnn: ours / eager", 0.5)])))  # fmt: skip
+    drawn = _page.picture([new, old])
+    assert "2 cores of Quick" in drawn and "0.50" in drawn and "Slow" not in drawn
