@@ -164,7 +164,7 @@ def release(root: Path, dry: bool) -> int:
                 took = ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in try_package(python, package).items())
                 lines.append(f"Python {minor}, {package.name}: {took}")
                 print(lines[-1], flush=True)
-        lines += [f"Python {minor}: not on this machine, not tried" for minor in absent]
+        lines += [f"Python {minor}: not found, not tried" for minor in absent]
         (root / "dist" / "release.txt").write_text("\n".join([*lines, ""]))
         if not dry:
             git(root, "commit", "-m", f"Release {version}", "--", "CHANGELOG.md")

@@ -138,7 +138,7 @@ def test_a_release(release, checkout, quick, capsys):
     said = capsys.readouterr().out
     assert "git push origin main v1.2.0" in said and "twine upload dist/pythonop-1.2.0-py3-none-any.whl dist/pythonop-1.2.0.tar.gz" in said
     report = (checkout / "dist" / "release.txt").read_text()
-    assert "Python 3.11, pythonop-1.2.0.tar.gz: install 7 s" in report and "Python 3.12: not on this machine" in report
+    assert "Python 3.11, pythonop-1.2.0.tar.gz: install 7 s" in report and "Python 3.12: not found" in report
 
 
 def test_a_dry_run_leaves_the_checkout_as_it_was(release, checkout, quick, capsys):
