@@ -182,6 +182,8 @@ def newer(proto, kind):
         entry.value = entry.value.replace('"persistent":true', '"persistent":true,"later":1', 1)
     elif kind == "metadata":
         proto.metadata_props.add(key="pythonop.later", value="{}")
+    elif kind == "attribute":
+        node.attribute.append(onnx.helper.make_attribute("later", 1))
     else:
         text = {"call": ('"version":1', '"version":2'), "key": ('"version":1', '"version":1,"later":1'), "type": ("0.5", '{"$later":1}')}
         assert text[kind][0].encode() in call.s
@@ -208,7 +210,14 @@ def test_a_file_that_is_too_new_is_refused_by_what_is_new(kind, says):
     assert says.replace("later", "x").replace("'.", "'$") in (Path(__file__).parents[4] / "docs" / "format.md").read_text()
 
 
-def test_metadata_of_a_newer_release_is_skipped():
+@pytest.mark.parametrize("kind", ["metadata", "attribute"])
+def test_what_a_newer_release_adds_beside_is_skipped(kind):
     x, _ = batch()
-    proto = newer(onnx.load(RELEASES[-1] / "forward-torchscript.onnx"), "metadata")
-    close(exporter.load(proto, allow=ALLOW)(x).detach(), Model()(x))
+    proto = newer(onnx.load(RELEASES[-1] / "forward-torchscript.onnx"), kind)
+    (ours,) = exporter.inference_session(proto, ALLOW).run(None, {"x": x.numpy()})
+    close(ours, Model()(x))
+    if kind == "attribute":
+        with pytest.raises(exporter.FormatError, match="Unrecognized attribute: later"):
+            exporter.build_gradient_graph(proto)
+    else:
+        exporter.build_gradient_graph(proto)
