@@ -44,7 +44,9 @@
 #   make gallery     the pictures of docs/gallery.md again: needs Chromium, and builds the site
 #   make bench       every program of benchmarks/, each with its targets
 #   make lint        the linters alone
-#   make wheel       the archive of the sources and the wheel in dist/, built twice to the same bytes; manylinux on Linux
+#   make wheel       the archive of the sources, the wheel and a wheel without compiled code in dist/, built twice to the same bytes; manylinux on Linux
+#   make release     check, build, try on each Python that is here, date, commit and tag the version; RELEASE_DRY=1 without commit and tag.
+#                    It publishes nothing, and prints the commands that do
 #   make clean       removes all of that
 #
 #   PYTHON=python3.12          the interpreter that .venv is made from
@@ -111,7 +113,7 @@ endif
 # What depends on torch's release: everything between a model and its file, and what a file does beside eager.
 TORCH_TESTS ?= tests/test_torchlib.py tests/symbolics/test_torch_private*.py tests/symbolics/test_private_names.py tests/end_to_end/torch_versions tests/symbolics/capture tests/exporter/forward tests/end_to_end/functions tests/end_to_end/models tests/exporter/module tests/exporter/verification
 
-.PHONY: test test-long pages lint pytest quick demo run-pages test-torch versions write-versions test-wild test-opaque-models test-integrations test-foreign test-operators test-alone test-tangents test-providers providers test-ort node web asan fuzz bench docs gallery wheel clean help
+.PHONY: test test-long pages lint pytest quick demo run-pages test-torch versions write-versions test-wild test-opaque-models test-integrations test-foreign test-operators test-alone test-tangents test-providers providers test-ort node web asan fuzz bench docs gallery wheel release clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -309,13 +311,18 @@ $(WHEEL)/installed: constraints.txt
 wheel: $(WHEEL)/installed
 	rm -rf dist build/once build/again
 	$(WHEEL)/bin/python -m build --outdir build/once
+	PYTHONOP_PURE=1 $(WHEEL)/bin/python -m build --wheel --outdir build/once
 	mkdir -p build/again dist
 	tar -xzf build/once/pythonop-*.tar.gz -C build/again
 	$(WHEEL)/bin/python -m build --outdir build/again build/again/pythonop-*/
+	PYTHONOP_PURE=1 $(WHEEL)/bin/python -m build --wheel --outdir build/again build/again/pythonop-*/
 	for file in build/once/*; do cmp $$file build/again/$${file##*/} || exit 1; done
-	cp build/once/*.tar.gz dist
-	if test -x $(WHEEL)/bin/auditwheel; then PATH=$(abspath $(WHEEL)/bin):$$PATH auditwheel repair --wheel-dir dist build/once/*.whl; else cp build/once/*.whl dist; fi
+	cp build/once/*.tar.gz build/once/*-none-any.whl dist
+	if test -x $(WHEEL)/bin/auditwheel; then PATH=$(abspath $(WHEEL)/bin):$$PATH auditwheel repair --wheel-dir dist build/once/*-abi3-*.whl; else cp build/once/*.whl dist; fi
 	@ls dist
+
+release:
+	python3 .ci/release.py $(if $(RELEASE_DRY),--dry-run)
 
 clean:
 	rm -rf $(VENV) $(DOCS) $(WHEEL) .venv-torch-* build dist site demo-output web-output fuzz-output benchmarks/results *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

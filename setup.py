@@ -1,6 +1,7 @@
 """The native libraries, and builds whose bytes are the same each time; everything else about the distribution is in pyproject.toml.
 
 The libraries are optional: without a compiler the installation succeeds, and exporter.inference_session says what is missing.
+With PYTHONOP_PURE=1 a wheel has none of them and is for every platform: `make wheel` builds it for those that have neither a wheel nor a compiler.
 """
 
 from __future__ import annotations
@@ -89,11 +90,14 @@ def library(name: str, *sources: str, headers: Sequence[str]) -> Extension:
     )
 
 
+libraries = [
+    library("exporter.runtime.native._native", "exporter/runtime/native/*.c", headers=["exporter/runtime/native/*.h"]),
+    library("exporter.cpu.native._cpu", "exporter/cpu/native/*.c", headers=["exporter/cpu/native/*.h", "exporter/runtime/native/*.h"]),
+]
+pure = os.environ.get("PYTHONOP_PURE") == "1" and "sdist" not in sys.argv  # the archive has the sources of C, always
+
 setup(
     cmdclass=commands,
-    ext_modules=[
-        library("exporter.runtime.native._native", "exporter/runtime/native/*.c", headers=["exporter/runtime/native/*.h"]),
-        library("exporter.cpu.native._cpu", "exporter/cpu/native/*.c", headers=["exporter/cpu/native/*.h", "exporter/runtime/native/*.h"]),
-    ],
-    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+    ext_modules=[] if pure else libraries,
+    options={} if pure else {"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -1,9 +1,12 @@
 """``python -m benchmarks``: every benchmark, one after the other, each in a process of its own.
 
-Writes benchmarks/results/figures.json, figures.md and a picture a program, and keeps the figures in a folder of earlier runs. The exit
-status is 1 where a limit was missed; the other programs run all the same.
+Writes the record of this processor in benchmarks/records and, from all records, docs/figures.md and docs/steps.svg; also
+benchmarks/results/figures.json and a picture a program, and keeps the figures in a folder of earlier runs. The exit status is 1 where a limit was missed; the other programs run
+all the same.
 
     python -m benchmarks dispatch export               # some of them
+    python -m benchmarks --no-record dispatch          # on a machine that has other work: no record and no page
+    python -m benchmarks page                          # the page anew, from the records
     python -m benchmarks --history FOLDER              # kept there; default: benchmarks-history
     python -m benchmarks compare OLD NEW               # two files of figures; 1 where a limit is newly missed
     python -m benchmarks picture FIGURES PICTURE       # the training steps of such a file, as an SVG
@@ -22,6 +25,7 @@ from typing import Any
 
 import benchmarks
 from benchmarks._compare import compare, read, table
+from benchmarks._page import record, write
 from benchmarks._picture import of_limits, training_steps
 
 RESULTS = Path(__file__).with_name("results")
@@ -37,24 +41,6 @@ def run(program: str) -> dict[str, Any]:
         return json.loads(lines[-1])
     except (IndexError, ValueError):
         return {"program": program, "machine": {}, "figures": [], "error": f"ended with {done.returncode} and told nothing"}
-
-
-def markdown(told: list[dict[str, Any]]) -> str:
-    """All figures as tables, with the machine."""
-    lines = ["# Figures", ""]
-    for name, value in (told[0]["machine"] if told else {}).items():
-        lines.append(f"- {name}: {value}")
-    for result in told:
-        lines += ["", f"## {result['program']}", ""]
-        if "error" in result:
-            lines.append(f"**{result['error']}**")
-            continue
-        lines += ["| | value | limit | runs | |", "|---|---:|---:|---:|---|"]
-        for figure in result["figures"]:
-            value = "" if figure["value"] is None else f"{figure['value']:.4g} {figure['unit']}"
-            limit = "" if figure["limit"] is None else f"{figure['limit']:g}{' **missed**' if figure['missed'] else ''}"
-            lines.append(f"| {figure['what']} | {value} | {limit} | {figure['runs']} | {figure['note']} |".replace("\n", " "))
-    return "\n".join([*lines, ""])
 
 
 def picture(source: str, target: str) -> int:
@@ -92,8 +78,9 @@ def main(argv: list[str] | None = None) -> int:
     every = sorted(info.name for info in pkgutil.iter_modules(benchmarks.__path__) if not info.name.startswith("_"))
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "programs", nargs="*", metavar="PROGRAM", help=f"of {', '.join(every)}; or: compare OLD NEW; or: picture FIGURES PICTURE"
+        "programs", nargs="*", metavar="PROGRAM", help=f"of {', '.join(every)}; or: page; or: compare OLD NEW; or: picture FIGURES PICTURE"
     )
+    parser.add_argument("--no-record", action="store_true", help="change neither the record of this processor nor docs/figures.md")
     parser.add_argument("--history", type=Path, default=Path("benchmarks-history"), help="where the figures of each run are kept")
     options = parser.parse_args(argv)
     if options.programs[:1] == ["compare"]:
@@ -104,6 +91,9 @@ def main(argv: list[str] | None = None) -> int:
         if len(options.programs) != 3:
             parser.error("picture takes two files: python -m benchmarks picture FIGURES.json PICTURE.svg")
         return picture(*options.programs[1:])
+    if options.programs == ["page"]:
+        write()
+        return 0
     wanted = options.programs or every
     if unknown := set(wanted) - set(every):
         print(f"there is no benchmark {sorted(unknown)[0]!r}; there are {', '.join(every)}", file=sys.stderr)
@@ -114,7 +104,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"== {program}", file=sys.stderr, flush=True)
         told.append(run(program))
         (RESULTS / "figures.json").write_text(json.dumps(told, indent=1))
-        (RESULTS / "figures.md").write_text(markdown(told))
+        if not options.no_record and record(told[-1]) is not None:
+            write()
         if (drawn := of_limits(told[-1])) is not None:
             (RESULTS / f"{program}.svg").write_text(drawn, encoding="utf-8")
     file = kept(told, options.history)

@@ -104,6 +104,17 @@ def test_without_a_compiler_there_is_a_wheel_without_the_library(built, tmp_path
 
 
 @pytest.mark.slow
+def test_a_wheel_without_compiled_code_is_for_every_platform(built, tmp_path):
+    """PYTHONOP_PURE=1: the same packages, without a library and without asking for a compiler; the archive is the same."""
+    pure = build(tmp_path, 0o022, PYTHONOP_PURE="1", CC="/bin/false")
+    assert pure.wheel.name == f"{built.wheel.name.split('-cp')[0]}-py3-none-any.whl"
+    assert pure.sources.read_bytes() == built.sources.read_bytes()
+    assert names(pure) == {name for name in names(built) if not Path(name).name.startswith(("_native", "_cpu"))}
+    (about,) = (name for name in names(pure) if name.endswith(".dist-info/WHEEL"))
+    assert "Root-Is-Purelib: true" in zipfile.ZipFile(pure.wheel).read(about).decode().splitlines()
+
+
+@pytest.mark.slow
 def test_the_wheel_says_what_it_needs(built):
     """One wheel for every Python from the oldest on, as pyproject.toml says it; no address of a machine in it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

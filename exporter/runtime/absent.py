@@ -32,7 +32,7 @@ def why_no_library(error: ImportError, folder: Path) -> str:
         )
     else:
         reason = (
-            "is not there: no C compiler was found when pythonop was installed. Install one, and Python's headers (Debian: gcc python3-dev; "
+            "is not there: no C compiler was found when pythonop was installed, or it came as the wheel without compiled code. Install a compiler, and Python's headers (Debian: gcc python3-dev; "
             f"macOS: xcode-select --install; Windows: Visual Studio's build tools), then: {_again()}"
         )
     return f"the native library, which runs PythonOps on onnxruntime, {reason}. {_WITHOUT}"

@@ -66,7 +66,8 @@ def read_record(data: Any, kind: Any, place: str) -> Any:
         place: Where the data stands, for the message.
 
     Raises:
-        FormatError: The data is something else; the message says where in it, and what was expected.
+        FormatError: The data is something else; the message says where in it, and what was expected. Where all that is wrong is a key
+            that this release does not know, it says that a newer pythonop is needed.
     """
     origin, parts = get_origin(kind), get_args(kind)
     fields = _hints(kind) if isinstance(kind, type) and dataclasses.is_dataclass(kind) else None
@@ -78,6 +79,10 @@ def read_record(data: Any, kind: Any, place: str) -> Any:
         return origin(read_record(value, parts[0], f"{place}, item {i}") for i, value in enumerate(data))
     if origin is types.UnionType:
         return None if data is None else read_record(data, parts[0], place)
+    if fields is not None and isinstance(data, dict) and (newer := sorted(set(data) - set(fields))) and set(data) > set(fields):
+        raise FormatError(
+            f"{place}: this release does not know its key {shown(newer[0])!r}: install a newer pythonop, or the file is damaged"
+        )
     if kind is Any or type(data) is kind or (origin is Literal and data in parts):
         return data
     keys = f"a JSON object with the keys {', '.join(fields)}" if fields else ""

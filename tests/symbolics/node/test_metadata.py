@@ -46,7 +46,7 @@ def _state(**changes):
         (names.STATE_KEY, "[]", r"it is \[\], not a JSON object"),
         (names.STATE_KEY, '{"w": 1}', r", w: it is 1, not a JSON object with the keys initializer, kind, trainable, persistent"),
         (names.STATE_KEY, '{"w": {"initializer": "w", "kind": "buffer", "trainable": false}}', r", w: it is \{.*\}, not .* persistent"),
-        (names.STATE_KEY, _state(more=1), r", w: it is .*more.* not a JSON object with the keys"),
+        (names.STATE_KEY, _state(more=1), r", w: this release does not know its key .more.: install a newer pythonop"),
         (names.STATE_KEY, _state(kind="x"), r", w, kind: it is 'x', not one of \('parameter', 'buffer'\)"),
         (names.STATE_KEY, _state(kind=[]), r", w, kind: it is \[\], not one of"),
         (names.STATE_KEY, _state(trainable=1), r", w, trainable: it is 1, not true or false"),
@@ -60,7 +60,7 @@ def _state(**changes):
     ],
 )
 def test_damage_is_named(key, text, why):
-    with pytest.raises(FormatError, match=rf"^metadata {key}.*{why}.*: the file is damaged$"):
+    with pytest.raises(FormatError, match=rf"^metadata {key}.*{why}.*(: |, or )the file is damaged$"):
         READERS[key][0]({key: text})
 
 

@@ -12,7 +12,7 @@ import onnx
 import torch
 
 import exporter
-from tests.exporter.files.releases.functions import Model, batch
+from tests.exporter.files.releases.functions import Block, Model, Quantised, Sorted, batch
 
 
 def main(folder: Path) -> None:
@@ -29,10 +29,13 @@ def main(folder: Path) -> None:
     second = exporter.build_gradient_graph(gradient, wrt=["x"], outputs=outputs)
     exporter.Program(second).save(folder / "second.onnx")
     exporter.export(Model(), (x,), dynamo=False, portable=True).save(folder / "portable.onnx")
-    step = exporter.export_training_step(
-        Model(), (x,), loss=torch.nn.functional.mse_loss, targets=(target,), optimizer="adamw", dynamo=False
-    )
-    step.save(folder / "step.onnx")
+    for name, portable in (("step", False), ("portable-step", True)):
+        step = exporter.export_training_step(
+            Model(), (x,), loss=torch.nn.functional.mse_loss, targets=(target,), optimizer="adamw", dynamo=False, portable=portable
+        )
+        step.save(folder / f"{name}.onnx")
+    exporter.export(Sorted(), (x,), dynamo=False, opaque=[Block]).save(folder / "opaque.onnx")
+    exporter.quantize(exporter.export(Quantised(), (x,), dynamo=False)).save(folder / "quantised.onnx")
     for path in folder.glob("*.onnx"):
         _without_paths(path)
 
