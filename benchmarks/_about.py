@@ -167,7 +167,7 @@ eager on one thread. The training step is SGD on energy and forces. AdamW: ten s
 of one. [Force fields](force-fields.md#families) has the packages and their versions. Outputs of the files, in a process without torch, are at most 3.1e-6 of the
 largest from eager's.""",
         """The two TensorNets by TorchScript take longer than eager: TorchScript writes an If for a squeeze, behind which no shape is known, so that scatters of rows
-stay as they are. So does a training step of Allegro by TorchScript. All other families take less, or as long.""",
+stay as they are. A training step of Allegro by TorchScript takes a tenth longer, too. All other families take less, or as long.""",
         pivot="rows",
         command="python -m benchmarks.force_fields FAMILY --channels 32 --runs 9 --step --adamw 10",
     ),
