@@ -69,10 +69,6 @@ onnx.save(made, "model.onnx")
 batches = [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(3)]
 """,
 }
-GIVEN["docs/loaded-modules.md"] = f"""{GIVEN["docs/index.md"]}
-x.requires_grad_()
-exporter.export(model, (x,)).save("model.onnx")
-"""
 
 #: What no new terminal has: threads, settings of ours, the environment of the tests.
 OURS = re.compile(

@@ -1,7 +1,7 @@
 """A folder that holds a training: the step, an evaluation, the initial state, and a manifest that says what each input is.
 
 A program in another language needs nothing else: ``manifest.json`` has the names, shapes and types, and the evaluation
-takes the very state that goes round from step to step. docs/training.md shows the manifest.
+takes the very state that goes round from step to step. docs/training-elsewhere.md shows the manifest.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def write_artifacts(
 
     The files are ``training.onnx`` (the step), ``eval.onnx`` (the model's outputs in eval mode), ``initial.onnx`` (the state at the start) and
     ``manifest.json`` (names, shapes and types). An evaluation that was exported with its loss adds ``eval_loss.onnx``, which takes the targets too and
-    gives the loss beside the outputs. `Trainer.load` opens the folder; docs/training.md has the trainers in other languages.
+    gives the loss beside the outputs. `Trainer.load` opens the folder; docs/training-elsewhere.md has the trainers in other languages.
 
     Args:
         step: What `exporter.export_training_step` returned.
@@ -238,7 +238,7 @@ def _is_read(value: ir.Value) -> bool:
 
 
 def _manifest(step: TrainingStep, layout: StepLayout, forward: ir.Model, with_loss: ir.Model | None) -> dict[str, Any]:
-    """What the files are, for programs; see docs/training.md."""
+    """What the files are, for programs; see docs/training-elsewhere.md."""
     inputs = {name_of(value): value for value in step.model.graph.inputs}
     next_of = {name: output for output, name in layout.carried.items()}
     kinds = {**dict.fromkeys(layout.parameters.values(), "parameter"), **dict.fromkeys(layout.buffers.values(), "buffer")}
