@@ -119,7 +119,7 @@ def write_artifacts(
 
     The files are ``training.onnx`` (the step), ``eval.onnx`` (the model's outputs in eval mode), ``initial.onnx`` (the state at the start) and
     ``manifest.json`` (names, shapes and types). An evaluation that was exported with its loss adds ``eval_loss.onnx``, which takes the targets too and
-    gives the loss beside the outputs. `Trainer.load` opens the folder; docs/training-elsewhere.md has the trainers in other languages.
+    gives the loss beside the outputs. `Trainer.load` opens the folder; docs/training.md has the trainers in other languages.
 
     Args:
         step: What `exporter.export_training_step` returned.
