@@ -12,8 +12,8 @@ DOCUMENT = ROOT / "docs" / "loaded-modules.md"
 _HEAD = """\
 # Train in torch
 
-You load an ONNX file as a `torch.nn.Module`, train it with torch's optimizers and losses, and save it again. The second half of this page says what a loaded module
-does as an eager one does, row by row, and what it refuses.
+You load an ONNX file as a `torch.nn.Module`, train it with torch's optimizers and losses, and save it again. The second half of this page says what a
+loaded module does as an eager one does, row by row, and what it refuses.
 
 The blocks run in a folder [outside the clone](tutorial.md):
 
@@ -81,33 +81,38 @@ with torch.no_grad():
     module(x)  # the forward alone: nothing is kept for a backward
 ```
 
-As in eager, a call keeps what a backward reads if an input, a parameter or a buffer requires grad, in `train()` and in `eval()`. `torch.inference_mode()` or
-`module.requires_grad_(False)` do the same as `no_grad()`. The sessions of the backward are made at the first call that needs them.
+As in eager, a call keeps what a backward reads if an input, a parameter or a buffer requires grad, in `train()` and in `eval()`.
+`torch.inference_mode()` or `module.requires_grad_(False)` do the same as `no_grad()`. The sessions of the backward are made at the first call that
+needs them.
 
 ## Train on several processes, or with a library
 
-`DistributedDataParallel` and FSDP2 take a loaded module: [examples/ddp.py](../examples/ddp.py). So do Lightning, Accelerate, transformers' Trainer and PEFT: [with other libraries](integrations.md).
+`DistributedDataParallel` and FSDP2 take a loaded module: [examples/ddp.py](../examples/ddp.py). So do Lightning, Accelerate, transformers' Trainer
+and PEFT: [with other libraries](integrations.md).
 
 ## What a loaded module does
 
-Each row is done to a loaded file and to the eager model that it came from. Outputs, gradients and state are compared (`tests/exporter/module/test_contract.py`). What cannot be as in
-eager is an error or a warning that says what to do. The rows call it *refused* or *warned*, with the way out behind it.
+Each row is done to a loaded file and to the eager model that it came from. Outputs, gradients and state are compared
+(`tests/exporter/module/test_contract.py`). What cannot be as in eager is an error or a warning that says what to do. The rows call it *refused* or
+*warned*, with the way out behind it.
 
 """
 
 _TAIL = """
 ## What does not work
 
-- **A file has no layers.** The modules below a loaded one have parameters and buffers, but no class: `isinstance(each, nn.Linear)` is false. Code that looks for layers by
-  their class finds none, and nothing warns of it: `torch.optim.swa_utils.update_bn`, `SyncBatchNorm.convert_sync_batchnorm`, quantisation of modules, functions of `apply` that ask
-  for a class. Do this to the model, before the export. Modules without parameters and buffers (`nn.ReLU`, `nn.Dropout`) are not there at all.
+- **A file has no layers.** The modules below a loaded one have parameters and buffers, but no class: `isinstance(each, nn.Linear)` is false. Code
+  that looks for layers by their class finds none, and nothing warns of it: `torch.optim.swa_utils.update_bn`, `SyncBatchNorm.convert_sync_batchnorm`,
+  quantisation of modules, functions of `apply` that ask for a class. Do this to the model, before the export. Modules without parameters and buffers
+  (`nn.ReLU`, `nn.Dropout`) are not there at all.
 - **The types are those at export.** `double()`, `half()` and `torch.autocast` do not reach into a graph.
-- **The mode of the export counts.** A model that was exported in `eval()` has no dropout in its file, and fixed statistics in BatchNorm. `train()` warns of it, for files of pythonop.
-  A file of another tool does not say its mode: what drops out in it drops out in `train()`.
+- **The mode of the export counts.** A model that was exported in `eval()` has no dropout in its file, and fixed statistics in BatchNorm. `train()`
+  warns of it, for files of pythonop. A file of another tool does not say its mode: what drops out in it drops out in `train()`.
 
 ## Read on
 
-[Train in one file](training.md), without PyTorch; [memory and threads](training-memory.md); [foreign files](foreign-models.md); [`exporter.load`](api.md#load-and-train-in-python).
+[Train in one file](training.md), without PyTorch; [memory and threads](training-memory.md); [foreign files](foreign-models.md);
+[`exporter.load`](api.md#load-and-train-in-python).
 """
 
 
