@@ -91,6 +91,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return _LINK.sub(turned, markdown).replace("```error\n", "``` { .text .error }\n")  # site.css breaks its lines
 
 
+def on_post_page(output: str, **_: Any) -> str:
+    """Name the theme's search for people who hear the page."""
+    return output.replace('data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"')
+
+
 def on_post_build(config: Any) -> None:
     """Refuse a site that loads something from elsewhere."""
     found = []

@@ -22,14 +22,14 @@ GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("Gradients of a file", "", ("build_gradient_graph", "build_tangent_graph", "gradient", "check_gradients")),
     (
         "Training steps",
-        "[training.md](training.md) has them at work.",
+        "[Train in one file](training.md) shows them at work.",
         ("export_training_step", "TrainingStep", "Trainer", "export_evaluation", "write_artifacts", "trained"),
     ),
-    ("Integers", "[quantization.md](quantization.md) has it at work.", ("quantize", "Quantized", "quantizer", "verify_quantized", "to_qonnx", "Qonnx", "from_qonnx")),
+    ("Integers", "[Quantisation](quantization.md) shows it at work.", ("quantize", "Quantized", "quantizer", "verify_quantized", "to_qonnx", "Qonnx", "from_qonnx")),
     ("Verify and compare", "", ("verify", "testing.assert_roundtrip", "diff_files")),
     (
         "Errors",
-        "When something is refused, [these are the ones that people meet most](faq.md).",
+        "[When something is refused](faq.md) explains those that people meet most.",
         (
             "PythonopError", "ExportError", "UnsupportedOperatorError", "ArgumentError", "TrustError", "FormatError", "RunError", "PythonopWarning",
             "errors.full",
@@ -89,8 +89,8 @@ def text() -> str:
     """The page."""
     parts = [
         "# Python",
-        "Everything that `exporter` hands out, with its signature and a line. `help(exporter.export)` prints a docstring whole. "
-        "What is not here is not public.\n\n"
+        "You look up every public name of `exporter`, with its signature and what it does. `help(exporter.export)` prints the whole "
+        "docstring. A name that is not on this page is not public.\n\n"
         "<!-- Made by `python -m tests.api_page`: change the docstrings. -->",
     ]
     for heading, more, names in GROUPS:
@@ -99,7 +99,7 @@ def text() -> str:
             for call, line in _entries(name):
                 shown = textwrap.fill(call, 84, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
                 parts.append(f"```\n{shown}\n```\n\n{line}")
-    parts += ["## The docstrings", "The site of these pages has them here, whole."]
+    parts += ["## The docstrings", "The site shows each of them here as a whole."]
     parts += [f"::: {thing.__module__}.{thing.__qualname__}" for _, _, names in GROUPS for thing in map(_thing, names)]
     return "\n\n".join(parts) + "\n"
 

@@ -49,8 +49,11 @@ class Halve(torch.autograd.Function):
     def backward(ctx, grad):
         return grad / 2
 class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 3)
     def forward(self, x):
-        return Halve.apply(x)
+        return Halve.apply(self.linear(x))
 ''')
 importlib.invalidate_caches()
 from mypkg.ops import Model
@@ -66,10 +69,6 @@ onnx.save(made, "model.onnx")
 batches = [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(3)]
 """,
 }
-GIVEN["docs/loaded-modules.md"] = f"""{GIVEN["docs/index.md"]}
-x.requires_grad_()
-exporter.export(model, (x,)).save("model.onnx")
-"""
 
 #: What no new terminal has: threads, settings of ours, the environment of the tests.
 OURS = re.compile(

@@ -1,7 +1,7 @@
 """A folder that holds a training: the step, an evaluation, the initial state, and a manifest that says what each input is.
 
 A program in another language needs nothing else: ``manifest.json`` has the names, shapes and types, and the evaluation
-takes the very state that goes round from step to step. docs/training.md shows the manifest.
+takes the very state that goes round from step to step. docs/training-elsewhere.md shows the manifest.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ def _is_read(value: ir.Value) -> bool:
 
 
 def _manifest(step: TrainingStep, layout: StepLayout, forward: ir.Model, with_loss: ir.Model | None) -> dict[str, Any]:
-    """What the files are, for programs; see docs/training.md."""
+    """What the files are, for programs; see docs/training-elsewhere.md."""
     inputs = {name_of(value): value for value in step.model.graph.inputs}
     next_of = {name: output for output, name in layout.carried.items()}
     kinds = {**dict.fromkeys(layout.parameters.values(), "parameter"), **dict.fromkeys(layout.buffers.values(), "buffer")}

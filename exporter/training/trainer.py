@@ -1,4 +1,4 @@
-"""A training step as a loop in Python: what docs/training.md's trainers in JavaScript and C# are there."""
+"""A training step as a loop in Python: what docs/training-elsewhere.md's trainers in JavaScript and C# are there."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ def train_of_an_eval_file(m, x):
 
 @row(
     MODES,
-    "gradients in `eval()` of a training file (`build_gradient_graph`) whose modes differ: the call runs, its backward says",
+    "gradients in `eval()` of a training file (`build_gradient_graph`) whose modes differ: the call runs, its backward is an error",
     net="training file",
     kinds=OURS,
     refused="the training file has the gradients of training mode.*way out",
@@ -215,7 +215,7 @@ def eval_gradients_of_a_training_file(m, x):
 
 @row(
     MODES,
-    "an operator without a gradient, in either mode: the call runs, its backward says",
+    "an operator without a gradient, in either mode: the call runs, its backward is an error",
     net="inverse",
     kinds=("foreign",),
     refused="Inverse",

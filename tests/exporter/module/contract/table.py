@@ -10,47 +10,129 @@ __all__ = ["DOCUMENT", "page"]
 DOCUMENT = ROOT / "docs" / "loaded-modules.md"
 
 _HEAD = """\
-# A loaded module is a module
+# Train in torch
 
-`exporter.load` gives a `torch.nn.Module`. What you do to a module, you can do to it: each row below is done to a loaded file and to the eager model
-it came from, and outputs, gradients and state are compared. The file is one of ours, or one that another exporter wrote (`test_contract.py` in
-`tests/exporter/module` has which row runs on which). What cannot be as in eager says so, by name, with the way out.
+You load an ONNX file as a `torch.nn.Module`, train it with torch's optimizers and losses, and save it again. The second half of this page says what a
+loaded module does as an eager one does, row by row, and what it refuses.
+
+The blocks run in a folder [outside the clone](tutorial.md):
 
 ```python
-module = exporter.load("model.onnx", allow=["mypkg.ops:*"]).eval()
-module(x).sum().backward()  # eval() changes dropout and statistics, and nothing else
+# mypkg/ops.py
+import torch
+
+
+class Halve(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x / 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad / 2
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 3)
+
+    def forward(self, x):
+        return Halve.apply(self.linear(x))
+```
+
+```python
+import torch, exporter
+from mypkg.ops import Model
+
+model, x, y = Model(), torch.randn(8, 4), torch.randint(3, (8,))
+exporter.export(model, (x,), dynamic_shapes={"x": {0: "batch"}}).save("model.onnx")
+
+module = exporter.load("model.onnx", allow=["mypkg.ops:*"])  # what the file may import
+optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
+for _ in range(10):
+    optimizer.zero_grad()
+    loss = torch.nn.functional.cross_entropy(module(x), y)
+    loss.backward()  # onnxruntime runs the gradient of the file, with your backward
+    optimizer.step()
+
+module.save("trained.onnx")  # the file, with the weights of now
+model.load_state_dict(module.state_dict())  # the names are those of the model
+```
+
+The file may also be one [that another tool made](foreign-models.md).
+
+## Choose how it is loaded
+
+| argument of `exporter.load` | what it does |
+|---|---|
+| `allow=` | what the file may import: classes and patterns such as `"mypkg.ops:*"` |
+| `device=` | where parameters and buffers are |
+| `providers=` | [the execution providers](devices.md) that run it |
+| `recompute=` | [less memory for more time](training-memory.md#use-less-memory) |
+| `strict=True` | a Function that [has changed since the export](faq.md#a-function-has-changed-since-the-file-was-exported) is an error |
+| `accelerate=False` | runs the file as stock onnxruntime does, without [faster kernels](figures.md) |
+
+## Serve it without gradients
+
+```python
+module.eval()  # stops dropout and running statistics, and nothing else
 with torch.no_grad():
     module(x)  # the forward alone: nothing is kept for a backward
 ```
 
-A call keeps what a backward reads where an input, a parameter or a buffer requires grad, in `train()` and in `eval()`. To serve a model, call it
-under `torch.no_grad()` or `torch.inference_mode()`, or after `module.requires_grad_(False)`, as in eager: the backward's sessions are not even made then.
+As in eager, a call keeps what a backward reads if an input, a parameter or a buffer requires grad, in `train()` and in `eval()`.
+`torch.inference_mode()` or `module.requires_grad_(False)` do the same as `no_grad()`. The sessions of the backward are made at the first call that
+needs them.
+
+## Train on several processes, or with a library
+
+`DistributedDataParallel` and FSDP2 take a loaded module: [examples/ddp.py](../examples/ddp.py). So do Lightning, Accelerate, transformers' Trainer
+and PEFT: [with other libraries](integrations.md).
+
+## What a loaded module does
+
+Each row is done to a loaded file and to the eager model that it came from. Outputs, gradients and state are compared
+(`tests/exporter/module/test_contract.py`). What cannot be as in eager is an error or a warning that says what to do. The rows call it *refused* or
+*warned*, with the way out behind it.
 
 """
 
 _TAIL = """
-## What a file does not have
+## What does not work
 
-- Layers. The modules below a loaded one have parameters and buffers, and no class: `isinstance(each, nn.Linear)` is false. Code that looks for layers by their
-  class finds none, and nobody can say so: `torch.optim.swa_utils.update_bn`, `SyncBatchNorm.convert_sync_batchnorm`, functions of `apply` that ask for a class,
-  quantization of modules. Do it to the model, before the export. Modules without parameters and buffers (`nn.ReLU`, `nn.Dropout`) are not there at all.
-- Another type. `double()`, `half()` and `torch.autocast` do not reach into a graph: the types are those at export.
-- Another mode than at export. Of a model that was exported in `eval()` the file has no dropout, and BatchNorm with fixed statistics: `train()` says so, for files of ours.
-  A file that another tool wrote does not say in which mode: what drops out in it drops out in `train()`, what does not, never does.
+- **A file has no layers.** The modules below a loaded one have parameters and buffers, but no class: `isinstance(each, nn.Linear)` is false. Code
+  that looks for layers by their class finds none, and nothing warns of it: `torch.optim.swa_utils.update_bn`, `SyncBatchNorm.convert_sync_batchnorm`,
+  quantisation of modules, functions of `apply` that ask for a class. Do this to the model, before the export. Modules without parameters and buffers
+  (`nn.ReLU`, `nn.Dropout`) are not there at all.
+- **The types are those at export.** `double()`, `half()` and `torch.autocast` do not reach into a graph.
+- **The mode of the export counts.** A model that was exported in `eval()` has no dropout in its file, and fixed statistics in BatchNorm. `train()`
+  warns of it, for files of pythonop. A file of another tool does not say its mode: what drops out in it drops out in `train()`.
+
+## Read on
+
+[Train in one file](training.md), without PyTorch; [memory and threads](training-memory.md); [foreign files](foreign-models.md);
+[`exporter.load`](api.md#load-and-train-in-python).
 """
 
 
 def page() -> str:
     """The text of the page."""
     equal = sum(row.refused is None for row in ROWS)
-    lines = [_HEAD, f"{len(ROWS)} rows: {equal} as in eager, {len(ROWS) - equal} refused or warned of by name.\n"]
+    lines = [_HEAD, f"{len(ROWS)} rows: {equal} as in eager, {len(ROWS) - equal} refused or warned.\n"]
     area = ""
     for row in ROWS:
         if row.area != area:
             area = row.area
-            lines.append(f"\n## {area}\n\n| what you do | a loaded module |\n|---|---|\n")
-        lines.append(f"| {row.what} | {'as in eager' if row.refused is None else f'**says no**: {row.way}'} |\n")
+            lines.append(f"\n### {area}\n\n| what you do | a loaded module |\n|---|---|\n")
+        lines.append(f"| {row.what} | {'as in eager' if row.refused is None else _refused(row.way)} |\n")
     return "".join([*lines, _TAIL])
+
+
+def _refused(way: str) -> str:
+    """What the page says of a row that is not as in eager: whether it is an error or a warning, and the way out."""
+    _, warned, more = way.rpartition("a warning, ")
+    return f"**warned**: {more}" if warned else f"**refused**: {way}"
 
 
 if __name__ == "__main__":
