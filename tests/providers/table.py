@@ -93,7 +93,7 @@ def _step(cell: Any) -> str:
 def _counts(record: Mapping[str, Any]) -> Iterator[str]:
     yield (
         "Each node test of the ONNX standard that has a gradient ran with its gradient graph, which computes the gradients beside the outputs.\n"
-        "The gradients were compared with finite differences in float64. \"does not open\" means that the provider lacks an operator of the graph, and\n"
+        'The gradients were compared with finite differences in float64. "does not open" means that the provider lacks an operator of the graph, and\n'
         "nothing may run on the CPU in its place.\n\n"
     )
     yield _row("", *_COUNTED.values(), "cases")
@@ -105,7 +105,7 @@ def _counts(record: Mapping[str, Any]) -> Iterator[str]:
 
 def _operators(record: Mapping[str, Any], references: Mapping[str, Reference], counts: Mapping[str, int]) -> Iterator[str]:
     asked = list(_asked(record))
-    yield "The number is how many cases of the operator are equal; behind it stands why the others are not. A cell that only says \"equal\" means all cases.\n\n"
+    yield 'The number is how many cases of the operator are equal; behind it stands why the others are not. A cell that only says "equal" means all cases.\n\n'
     yield _row("operator", "cases", *(name for name, _ in asked))
     yield "|---|--:|" + "---|" * len(asked) + "\n"
     failed = {name: _by_operator(found["cases"], references) for name, found in asked}
