@@ -134,7 +134,7 @@ The columns count operators by their ordinary sample or by their worst case, or 
 ## How to read an entry
 
 An entry has one line for each exporter: `dynamo` (the default) and `TorchScript` (`dynamo=False`), or one for both where they agree. The line
-says how many cases are right. Where not all are, it also says whether the operator exports, whether the file runs forward, and whether its gradients
+says how many cases are right; random ones are not compared. Where not all are, it also says whether the operator exports, whether the file runs forward, and whether its gradients
 are right. Below that stand the cases that are not plain "works", with the error.
 
 An entry ends with what `exporter.export(..., opaque="missing")` makes of the cases that torch.onnx fails at. That option keeps an operator
@@ -290,13 +290,14 @@ def _told(line: Line, opaque: Line | None) -> str:
     gradient = any(trains for *_, trains in line.kinds.values())
     words = [word for word, *_ in line.kinds.values()]
     right, random = sum(word in _RIGHT for word in words), words.count("random")
+    compared = f"{len(words) - random} {'compared cases' if random else 'cases'}"
     if random == len(words):
         text = "not compared, its results are random or not initialised."
     elif right + random == len(words):
-        text = f"works{', with gradients' if gradient else '; it has no gradients'}. {right} of {len(words)} cases right."
+        text = f"works{', with gradients' if gradient else '; it has no gradients'}. {right} of {compared} right."
     else:
         stages = {"exports": reached("export"), "runs": reached("forward"), "gradients": reached("backward") if gradient else "none"}
-        text = f"{right} of {len(words)} cases right. {'; '.join(f'{stage}: {how}' for stage, how in stages.items())}.".replace(
+        text = f"{right} of {compared} right. {'; '.join(f'{stage}: {how}' for stage, how in stages.items())}.".replace(
             "exports", "Exports"
         )
     rest: dict[tuple[str, str], list[str]] = {}
