@@ -43,7 +43,7 @@ the section of what is special about yours:
 | [Backward](#backward) | what backward returns and does |
 | [Calls](#calls) | how and where the Function is called |
 | [Warnings](#warnings) | what pythonop warns of, and Functions that keep state |
-| [operators](#operators) | `torch.library` and C++ extensions |
+| [Operators](#operators) | `torch.library` and C++ extensions |
 | [Messages](#messages) | what pythonop or torch says for each row that does not simply work |
 
 ## How to read a row
