@@ -145,7 +145,9 @@ def install(
     fallback: bool = False,
     eager_check: bool = True,
 ) -> None:
-    """Do in every thread what `hook` does in a block, until `uninstall`. A second call replaces the options.
+    """Make torch.onnx.export keep each call of an autograd Function as one PythonOp, in every thread, until `uninstall`.
+
+    A second call replaces the options. `hook` does the same in a block.
 
     Args:
         inline, portable, opaque, functions, fallback, eager_check: As `hook` takes them.

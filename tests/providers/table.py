@@ -36,7 +36,6 @@ pythonop are made of standard operators; a provider may have all of them, or onl
 
 `make test-providers` runs the providers that need no GPU, and writes this page again. These were asked:
 
-
 """
 
 
@@ -105,7 +104,10 @@ def _counts(record: Mapping[str, Any]) -> Iterator[str]:
 
 def _operators(record: Mapping[str, Any], references: Mapping[str, Reference], counts: Mapping[str, int]) -> Iterator[str]:
     asked = list(_asked(record))
-    yield 'The number is how many cases of the operator are equal; behind it stands why the others are not. A cell that only says "equal" means all cases.\n\n'
+    yield (
+        'The number is how many cases of the operator are equal; behind it stands why the others are not. A cell that only says "equal" means all cases.\n'
+        '"on the CPU: Cast" names operators that the provider leaves to the CPU, which nothing may run on here. In ordinary use the CPU runs them.\n\n'
+    )
     yield _row("operator", "cases", *(name for name, _ in asked))
     yield "|---|--:|" + "---|" * len(asked) + "\n"
     failed = {name: _by_operator(found["cases"], references) for name, found in asked}
