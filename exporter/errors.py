@@ -44,9 +44,14 @@ _thread = _Thread()
 
 @contextlib.contextmanager
 def full() -> Iterator[None]:
-    """Show errors whole in this block: all frames, what they were raised from, and what torch prints when it fails.
+    """Show errors whole in this block: all frames, the errors behind them, and what torch prints when it fails.
 
-    The environment variable ``PYTHONOP_TRACEBACK=1`` does so for a process. Of an error that was caught, ``print(error.whole)`` shows the same.
+    The environment variable ``PYTHONOP_TRACEBACK=1`` does so for a process. For an error that you caught, ``print(error.whole)``
+    shows the same.
+
+    Examples:
+        >>> with exporter.errors.full():
+        ...     program = exporter.export(model, (x,))
     """
     global _full
     _full += 1

@@ -11,23 +11,22 @@ __all__ = ["assert_roundtrip"]
 
 
 def assert_roundtrip(model: Any, args: Any = (), kwargs: dict[str, Any] | None = None, **options: Any) -> Report:
-    """Assert that a model's ONNX file and its gradients equal eager PyTorch's, in a fresh process on onnxruntime.
-
-    ::
-
-        def test_my_model_exports():
-            exporter.testing.assert_roundtrip(MyModel(), (torch.randn(2, 3),))
+    """Assert in a test that a model's ONNX file and its gradients equal eager PyTorch's. It runs `verify`.
 
     Args:
-        model, args, kwargs: As `exporter.verify` takes them.
-        **options: Passed to `exporter.verify` (dynamo, setup, allow, dynamic_shapes, ...).
+        model, args, kwargs: As `verify` takes them.
+        **options: Passed to `verify` (dynamo, setup, allow, dynamic_shapes, ...).
 
     Returns:
         The report.
 
     Raises:
-        AssertionError: Something differs; the message lists it, the worst first.
-        PythonopError: As `exporter.verify` raises it.
+        AssertionError: Something differs. The message lists it, the worst first.
+        PythonopError: As `verify` raises it.
+
+    Examples:
+        >>> def test_my_model_exports():
+        ...     exporter.testing.assert_roundtrip(model, (x,))
     """
     report = verify(model, args, kwargs, **options)
     if not report.ok:

@@ -43,13 +43,13 @@ class Faq(StrEnum):
 class PythonopError(Exception):
     """Base of every exception that pythonop raises on purpose.
 
-    Its text has at most six lines (ten where it lists the ways out of an export that failed) of 300 characters each in the mean, and no control
-    characters: much of it may come from a file. Where the documentation
-    has more of it, a note that Python prints below the text says where.
+    Its text has at most six lines (ten where it lists the ways out of an export that failed), without control characters,
+    because much of it may come from a file. Where the documentation has more, Python prints a note below the text that says
+    where.
 
     Attributes:
-        whole: Of an error that left a public function: all that Python would have printed of it, where it prints the user's own lines
-            (`exporter.errors.full`); ``print(error.whole)``.
+        whole: The whole error, as Python would have printed it, where Python prints only your own lines (`exporter.errors.full`):
+            ``print(error.whole)``.
     """
 
     whole: object
@@ -69,11 +69,11 @@ class PythonopError(Exception):
 
     @property
     def faq(self) -> Faq | None:
-        """The section of docs/faq.md that has more of this error, or of the one that it was raised from; None where there is none."""
+        """The section of docs/faq.md about this error, or about the one that it was raised from. None where there is none."""
         return next((each._faq for each in causes(self) if isinstance(each, PythonopError) and each._faq is not None), None)
 
     def stand_alone(self) -> None:
-        """Hide what it was raised from, which stays its ``__context__``; its section of the documentation is taken over."""
+        """Do not print the error that this one was raised from; it stays the ``__context__``. Its section of the FAQ is taken over."""
         if self._faq is None and (found := self.faq) is not None:
             self._faq = found
             self.add_note(f"more: docs/faq.md#{found}")
@@ -140,28 +140,30 @@ def _restored(base: type[PythonopError], kind: type[BaseException], text: str) -
 
 
 class ExportError(PythonopError):
-    """A model, or one call of a Function in it, cannot be exported faithfully."""
+    """A model, or a call of a Function in it, cannot be exported so that the file does what eager does."""
 
 
 class UnsupportedOperatorError(PythonopError, NotImplementedError):
-    """An operator on a path from ``wrt`` to the outputs has no gradient rule."""
+    """An operator between ``wrt`` and the outputs has no gradient rule."""
 
 
 class ArgumentError(PythonopError, ValueError):
-    """An argument of a call is none that it can take, or names what the model does not have: in ``wrt``, ``outputs``, ``inline``, ``dynamic_shapes``."""
+    """An argument of a call has a value that it cannot have, or names what the model does not have: in ``wrt``, ``outputs``, ``inline``,
+    ``dynamic_shapes``.
+    """
 
 
 class TrustError(PythonopError):
-    """A file names a Python object that the caller did not allow."""
+    """A file names a Python object that ``allow`` does not."""
 
 
 class FormatError(PythonopError):
-    """A file, a node or a ``call`` attribute is not what docs/format.md says."""
+    """A file cannot be read, is damaged, or is not what docs/format.md describes."""
 
 
 class RunError(PythonopError):
-    """A PythonOp or PythonOpGrad cannot be run as the file asks."""
+    """A model, or a node of it that calls Python, cannot be run."""
 
 
 class PythonopWarning(UserWarning):
-    """Something that a user should know before trusting the file; it names the remedy."""
+    """A warning of something that you should know before you trust the file. It says what to do."""

@@ -106,25 +106,24 @@ class Difference:
 def diff_files(a: Any, b: Any) -> Difference:
     """Compare two ONNX files: inputs and outputs, nodes, weights, calls of Functions, gradients, metadata.
 
-    ::
-
-        found = exporter.diff_files("before.onnx", "after.onnx")
-        if not found.equal:
-            print(found.nodes, found.values)
-
-    Nodes are matched by what they compute. Names of inner values and of nodes, their order, and who wrote the file are not compared. Nothing of the
-    files runs, and no name in them is imported. ``pythonop diff`` prints the same.
+    Nodes are matched by what they compute. Names of inner values and of nodes, their order, and who wrote the file are not
+    compared. Nothing in the files runs or is imported. ``pythonop diff`` prints the same.
 
     Args:
-        a, b: The two: paths of files, onnx.ModelProto, onnx_ir.Model or `Program`.
+        a, b: The two files: paths, onnx.ModelProto, onnx_ir.Model or `Program`.
 
     Returns:
-        A Difference. ``equal`` says whether nothing differs. Its sections are lists that are empty where nothing differs: ``interface``, ``opsets``,
-        ``operators``, ``nodes``, ``functions``, ``weights``, ``values``, ``calls``, ``links``, ``gradients``, ``metadata``. ``as_json()`` gives all as
-        plain data.
+        A Difference. ``equal`` says whether nothing differs. It has a list for each section, empty where nothing differs:
+        ``interface``, ``opsets``, ``operators``, ``nodes``, ``functions``, ``weights``, ``values``, ``calls``, ``links``,
+        ``gradients``, ``metadata``. ``as_json()`` returns all as plain data.
 
     Raises:
-        FormatError: One of them cannot be read, is no ONNX model or damaged, or the data of its weights is not there.
+        FormatError: A file cannot be read, is not an ONNX model, is damaged, or the data of its weights is missing.
+
+    Examples:
+        >>> found = exporter.diff_files("model.onnx", "model.onnx")
+        >>> found.equal
+        True
     """
     models = open_model(a), open_model(b)
     for model in models:

@@ -72,15 +72,17 @@ class OpaqueNode:
 
 @dataclass(repr=False)
 class Program:
-    """An exported model.
+    """An exported model: an ONNX model in memory, which `save` writes to a file.
 
     Attributes:
-        model: The ONNX model.
-        inlined: qualified name -> reason, for Functions that were inlined without being asked to.
+        model: The ONNX model, an onnx_ir.Model.
+        inlined: Functions that were inlined although you did not ask for it: qualified name -> reason.
         portable: What became of each call of a Function that was to be portable.
-        torch_program: torch's ONNXProgram (dynamo=True), None otherwise.
-        asked: What the export was told of the file: ``export_params``, ``keep_initializers_as_inputs``, ``external_data``. ``save`` does so.
-        fallback: The way out that ``fallback=True`` took, as it is written in a call (``dynamo=False``), "" where none was needed.
+        torch_program: torch's ONNXProgram with dynamo=True, None otherwise.
+        asked: What the export was told of the file: ``export_params``, ``keep_initializers_as_inputs``, ``external_data``.
+            ``save`` follows it.
+        fallback: The way out that ``fallback=True`` took, as you would write it in a call (``dynamo=False``). "" where none
+            was needed.
     """
 
     model: ir.Model
@@ -108,7 +110,7 @@ class Program:
 
     @property
     def opaque(self) -> list[OpaqueNode]:
-        """The nodes of the model that need Python, in its order: the calls alone, not what computes their gradients."""
+        """The nodes of the model that need Python, in their order. Nodes that compute gradients are not among them."""
         return [
             OpaqueNode(
                 node.name or "",
@@ -124,31 +126,32 @@ class Program:
 
     @property
     def model_proto(self) -> onnx.ModelProto:
-        """The model as a protobuf message, parameters inside."""
+        """The model as an onnx.ModelProto, with the parameters inside."""
         return ir.to_proto(self.model)
 
     @short
     def save(
         self, path: str | os.PathLike[str], schema: str | None = None, *, external_data: bool | None = None, check: bool = True
     ) -> None:
-        """Write the model to ``path``; it appears whole or not at all, also where the process is killed.
+        """Write the model to a file. The file appears whole or not at all, even if the process is killed.
 
-        A file that is there is replaced and its mode kept; where a symbolic link is there, what it leads to is replaced.
+        A file that is there already is replaced, and its permissions are kept. Behind a symbolic link, the file that it leads to
+        is replaced.
 
         Args:
-            path: Where to. With external data, tensors of more than 256 bytes go to ``<path>.<16 hex digits>.data`` beside it.
-                The digits are a digest of the data: the model that is there and its data always belong together. Data that an
-                older model at this path named is removed.
-            schema: None for the format of docs/format.md; "documented", "ort-1.15", "ort-1.16" or "ort-1.17" for the
-                dialect of another reader. Dialects have no ``call`` and warn about what is lost.
-            external_data: Keep tensors in a file beside the model; default: as the export was told, else only where protobuf's 2 GiB need it. Tensors whose
-                values are in other files are copied: the file needs none but its own data.
-            check: Whether the model has to pass onnx.checker (``full_check=True``; the values of large weights are not looked into). With a schema
-                that is the model before it is put into that dialect.
+            path: The file to write. With external data, tensors of more than 256 bytes go to ``<path>.<16 hex digits>.data``
+                beside it. The digits are a digest of the data, so that a model never gets the data of another. Data that an older
+                model at this path named is removed.
+            schema: None: the format of docs/format.md. "documented", "ort-1.15", "ort-1.16" or "ort-1.17": the format of another
+                reader. These have no ``call`` attribute; a warning says what is lost.
+            external_data: Whether tensors are in a file of their own. Default: as the export was told, else only where the model
+                exceeds protobuf's 2 GiB. Tensors whose values are in other files are copied.
+            check: Whether the model has to pass onnx.checker (``full_check=True``). The values of large weights are not looked
+                at. With ``schema``, the model is checked before it is put into that format.
 
         Raises:
-            ExportError: The path cannot be written (a device, a folder, a disk that is full), values of a tensor cannot be read,
-                a dialect cannot say a node, or the model is not valid ONNX. Nothing is written then.
+            ExportError: The path cannot be written, the values of a tensor cannot be read, a node cannot be written in that
+                ``schema``, or the model is not valid ONNX. Nothing is written then.
         """
         external_data = self.asked.get("external_data") if external_data is None else external_data
         model = self.as_asked()
@@ -160,7 +163,10 @@ class Program:
             save_model(to_dialect(model, schema), path, external_data=external_data, check=False)
 
     def as_asked(self) -> ir.Model:
-        """The model as its file has it: with all initializers as inputs, or with its parameters and buffers as inputs alone, where the export was told so."""
+        """The model as its file has it, an onnx_ir.Model.
+
+        Where the export was told so, all initializers are inputs too, or parameters and buffers are inputs only.
+        """
         held = self.asked.get("export_params", True)
         if held and not self.asked.get("keep_initializers_as_inputs"):
             return self.model

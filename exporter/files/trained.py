@@ -42,23 +42,23 @@ def average_of(parameter: str) -> str:
 
 @short
 def trained(folder: str | os.PathLike[str], saved: bytes | str | os.PathLike[str], *, ema: bool = False) -> Program:
-    """Write what a training has learned into its evaluation: one ONNX model in eval mode, as `exporter.export` would write it after the training.
-
-    ::
-
-        exporter.trained("artifacts", "after.state").save("model.onnx")
+    """Make one ONNX model in eval mode of what a training has learned, as `export` would after the training.
 
     Args:
-        folder: The artifacts (`exporter.write_artifacts`, ``pythonop step --artifacts``).
-        saved: What `Trainer.save`, or ``save()`` of a trainer in another language, gave: the bytes, or the file that holds them.
-        ema: Take the averages of the parameters, of a step that was exported with ``ema``.
+        folder: The artifacts (of `write_artifacts`, or ``pythonop step --artifacts``).
+        saved: What `Trainer.save`, or ``save()`` of a trainer in another language, returned: the bytes, or the file.
+        ema: Whether to take the averages of the parameters. The step must have been exported with ``ema``.
 
     Returns:
-        The model. Its parameters and buffers are initializers by the model's own state_dict keys; those that no step changes are as they were.
+        The model. Its parameters and buffers are initializers, by the keys of the model's own state_dict. Those that no step
+        changes are as they were.
 
     Raises:
         ArgumentError: The state is that of another model, or keeps no averages.
         FormatError: A file is missing or damaged, or the state is cut off.
+
+    Examples:
+        >>> exporter.trained("artifacts", "after.state").save("model.onnx")
     """
     path = Path(folder)
     layout = step_of(open_model(path / TRAINING, data=False))

@@ -44,24 +44,27 @@ _names: dict[int, str] = {}  # id(object) -> name; _objects keeps the objects al
 
 @short
 def register(obj: T, name: str | None = None) -> T:
-    """Let files name an object or a class; needed in the exporting process and in the one that runs the file.
+    """Give an object or a class a name that files may use.
 
-    Usable as a decorator. The registry is empty when a process starts.
+    Use it for what another process cannot import: a class inside a function, a lookup table, a process group. Call it in the
+    process that exports, and again in the one that runs the file. It also works as a decorator.
 
     Args:
-        obj: A class (a Function that cannot be imported, an enum, ...), a function, or any object that a Function
-            takes as argument (a module, a process group, a lookup table).
-        name: What files call it. Default for classes and functions: ``module:qualname``. Anything else needs a name.
+        obj: A class (a Function, an enum, ...), a function, or any object that a Function takes as argument.
+        name: The name in the file. Default for classes and functions: ``module:qualname``. Any other object needs a name.
 
     Returns:
         ``obj``.
 
     Raises:
-        TypeError: ``obj`` has no name of its own and ``name`` is missing, or it is a plain value such as a number.
-        ValueError: The name is empty, too long, or holds control characters.
+        TypeError: ``obj`` has no name of its own and ``name`` is missing; or it is a plain value such as a number.
+        ValueError: The name is empty, too long, or has control characters.
 
     Warns:
-        PythonopWarning: Another object had the name; files now mean the new one.
+        PythonopWarning: Another object had the name. Files now mean the new one.
+
+    Examples:
+        >>> table = exporter.register(object(), "mypkg.table")
     """
     if type(obj) in _VALUES:
         raise TypeError(f"exporter.register: {obj!r} is a plain value, files hold it as it is")

@@ -14,20 +14,26 @@ __all__ = ["Case"]
 
 @dataclass
 class Case:
-    """What a TARGET of the command line may return in place of ``(model, args)``.
+    """A model with everything that a command of ``pythonop`` needs of it: what the function behind a TARGET returns.
+
+    Such a function may return ``(model, args)`` instead, where nothing else has to be said.
 
     Attributes:
         model: The model, in the mode (train or eval) that the file should have.
         args, kwargs: Example arguments of its forward.
-        dynamic_shapes: As torch.export.export takes them.
+        dynamic_shapes: Which sizes stay open, as torch.export.export takes them.
         targets: What the loss takes beside the output.
         loss: ``loss(output, *targets)``; None where the model returns its loss.
-        inline: Functions to inline: classes, ``module:qualname`` or globs.
+        inline: Functions whose own operations are written into the file, as `exporter.export` takes them.
         allow: What a process that opens the file may import: classes and patterns.
-        portable: Functions and operators to write as ONNX functions, so that the file needs no Python: True for all that can, or a list as ``inline``.
-        opaque: Operators, modules and functions that become one PythonOp each, as `exporter.export` takes them.
-        functions: Modules whose calls become calls of ONNX functions, likewise.
-        fallback: Whether a way out is taken where torch's exporter cannot take the model, as `exporter.export` has it.
+        portable: Functions and operators that become ONNX functions, as `exporter.export` takes them.
+        opaque: Operators, modules and functions that become nodes that run PyTorch, as `exporter.export` takes them.
+        functions: Modules whose calls become calls of ONNX functions, as `exporter.export` takes them.
+        fallback: Whether to take the first way out that works, as in `exporter.export`.
+
+    Examples:
+        >>> def case():
+        ...     return exporter.Case(model, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     """
 
     model: torch.nn.Module

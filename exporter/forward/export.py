@@ -32,41 +32,51 @@ def export(
     eager_check: bool = True,
     **torch_onnx_export_options: Any,
 ) -> Program:
-    """Export a model; each call of an autograd Function in it stays one PythonOp node.
+    """Export a model to ONNX; each call of an autograd Function becomes one PythonOp node, with its own backward.
+
+    A PythonOp calls your Python code when the file runs. The arguments ``inline``, ``portable``, ``opaque`` and ``functions``
+    say which parts of the model become something else.
 
     Args:
-        model: The model, in the mode (train or eval) that the file should have.
-        args, kwargs: Example arguments of its forward.
+        model: The model. Put it into the mode first (train or eval) that the file should have.
+        args, kwargs: Example arguments of its forward. A single tensor may stand without a tuple.
         dynamo: Which of torch's exporters runs: torch.export (True) or TorchScript (False).
-        dynamic_shapes: As torch.export.export takes them, for either exporter. With dynamo=False each named dimension
-            becomes a dynamic axis.
-        opset_version: The ONNX opset; default: torch's.
-        inline: Functions to inline in place of a node: classes, and patterns such as ``mypkg.ops:*``
-            (`symbolics.node.patterns.Patterns` has the language). Their own backward is then lost: the gradient is the
-            derivative of forward.
-        portable: Functions and operators to write as ONNX functions, their own backward beside them, so that the file runs and trains without
-            Python: True for all that can, or a list as ``inline`` takes it (`hook`). ``program.portable`` says what became of each call.
-        opaque: What becomes one PythonOp though it is no Function: "missing" for each operator of torch that the exporter cannot translate;
-            operators by name ("aten::unique_consecutive", "aten::linalg_*"); modules and functions (`symbolics.node.opaque.Opaque`).
-            ``program.opaque`` says which nodes of the file need Python, and why.
-        functions: Modules whose calls become calls of an ONNX function each: modules, classes of them, ``mypkg.blocks:Block``. Calls that compute the same
-            share one function; parameters and buffers are inputs of it (docs/modules-as-functions.md).
-        fallback: Where the exporter cannot take the model, take the first way out that works: `opaque=` of what stands in the way, the other exporter,
-            both, at last fixed sizes. It works where outputs and gradients equal eager's; a warning says which it was, and
-            ``program.fallback`` (docs/opaque.md).
-        eager_check: Run the model once more, in eager mode, and see that each Function that gradients flow through is in the
-            file. False saves that run; the metadata then says that it was not checked, and all that forward writes counts as state.
-        **torch_onnx_export_options: Passed to torch.onnx.export (input_names, output_names, optimize, ...), but ``f``. ``output_names`` names the
-            model's outputs in order, the first ones where there are fewer names; a name that another value of the model has is an error.
+        dynamic_shapes: Which sizes stay open, as torch.export.export takes them, for either exporter. With dynamo=False each
+            named dimension becomes a dynamic axis.
+        opset_version: The ONNX opset. Default: that of torch.
+        inline: Functions whose own operations are written into the file in place of a node: classes, and patterns such as
+            ``"mypkg.ops:*"``. Their gradient is then the derivative of forward; their own backward is not used.
+        portable: Functions and operators that become ONNX functions, with their own backward, so that the file runs and
+            trains without Python. True: all that can. Or a list, as for ``inline``; one that cannot is then an error.
+            ``program.portable`` says what became of each call. See docs/portable.md.
+        opaque: What becomes a node that runs PyTorch, though it is not a Function. "missing": each operator of torch that
+            torch.onnx cannot translate. Or a list of operators by name ("aten::unique_consecutive", "aten::linalg_*"),
+            modules, classes of modules, and functions. See docs/opaque.md.
+        functions: Modules whose calls become calls of ONNX functions: modules, classes, or text ("mypkg.blocks:Block").
+            Calls that compute the same share one function. See docs/modules-as-functions.md.
+        fallback: Whether to take the first way out that works, where torch's exporter cannot take the model. A way works if
+            outputs and gradients equal eager's. A warning says which way it was, and ``program.fallback`` has it. See
+            docs/opaque.md.
+        eager_check: Whether to run the model once more in eager mode, to see that each Function that gradients flow through
+            is in the file. False saves that run. The metadata of the file then says that this was not checked, and every
+            tensor that forward writes counts as state.
+        **torch_onnx_export_options: Passed to torch.onnx.export: ``input_names``, ``output_names``, ``optimize`` and others,
+            but not ``f``. ``output_names`` names the model's outputs in order, or only the first of them.
+
+    Returns:
+        The exported model, a `Program`. ``save`` writes it to a file.
 
     Raises:
-        ExportError: A call cannot be exported; it names Function, module, line and remedy.
-        ArgumentError: An argument is none that an export can take (a class in place of a module, a generator, a name in
-            ``dynamic_shapes`` that forward does not have); or an entry of ``inline``, ``portable``, ``opaque`` or ``functions`` means nothing that the export met,
-            or ``output_names`` are none that the outputs can have.
+        ExportError: The model, or a call in it, cannot be exported. The message names Function, module, line and way out.
+        ArgumentError: An argument is not what an export takes; or an entry of ``inline``, ``portable``, ``opaque`` or
+            ``functions`` names nothing in the model; or ``output_names`` do not fit the outputs.
         TypeError: There is no such option.
 
-    Each has at most six lines (ten where it lists the ways out that were tried) and names the line of the model's own code; `exporter.errors.full` shows all of it.
+    A message has at most six lines (ten where it lists ways out that were tried). `exporter.errors.full` shows the whole error.
+
+    Examples:
+        >>> program = exporter.export(model, (x,))
+        >>> program.save("model.onnx")
     """
     # With the hook come sympy and onnxscript, half a second that torch's exporters need anyway: a program that may export waits for it when it does.
     from exporter.forward.arguments import check_call, check_model, check_options, check_shapes, keywords_apart

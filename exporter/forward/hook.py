@@ -65,36 +65,39 @@ def hook(
     fallback: bool = False,
     eager_check: bool = True,
 ) -> Iterator[Hook]:
-    """Keep each call of an autograd Function as one PythonOp in what torch.onnx.export makes in this block.
+    """Within this block, torch.onnx.export keeps each call of an autograd Function as one PythonOp node.
 
-    Works for dynamo=True and dynamo=False, for torch.onnx.export called directly or by another library. The model is
-    exported in the mode that it is in, with gradients enabled whatever surrounds the block. torch prints its progress with ``verbose=True`` alone.
+    Use it where you, or a library, call torch.onnx.export directly. It works for dynamo=True and dynamo=False. The model is
+    exported in its present mode, with gradients enabled. torch prints its progress only with ``verbose=True``.
 
     Args:
-        inline: Functions to inline in place of a node: classes, and patterns such as ``mypkg.ops:*``
-            (`symbolics.node.patterns.Patterns` has the language).
-        portable: Functions and operators to write as ONNX functions, their own backward beside them, in place of PythonOps: such a file runs and
-            trains without Python. True: all that can (a warning says which cannot, and why); or a list as ``inline`` takes it, and
-            then it is an error where one cannot.
-        opaque: What becomes one PythonOp though it is no Function: "missing" for each operator of torch that the exporter cannot translate;
-            operators by name ("aten::unique_consecutive", "aten::linalg_*"); modules and functions (`symbolics.node.opaque.Opaque`).
-        functions: Modules whose calls become calls of an ONNX function each: modules, classes of them, ``mypkg.blocks:Block``. Calls that compute the same
-            share one function; parameters and buffers are inputs of it (docs/modules-as-functions.md).
-        fallback: Where the exporter cannot take the model, take the first way out that works: `opaque=` of what stands in the way, the other exporter,
-            both, at last fixed sizes. It works where outputs and gradients equal eager's; a warning says which it was (docs/opaque.md).
-        eager_check: Run the model once more, in eager mode, and see that each Function that gradients flow through is in the
-            file. False saves that run; the metadata then says that it was not checked, and all that forward writes counts as state.
+        inline: Functions whose own operations are written into the file in place of a node: classes, and patterns such as
+            ``"mypkg.ops:*"``. Their gradient is then the derivative of forward; their own backward is not used.
+        portable: Functions and operators that become ONNX functions, with their own backward, so that the file runs and
+            trains without Python. True: all that can; a warning says which cannot, and why. Or a list, as for ``inline``; one
+            that cannot is then an error. See docs/portable.md.
+        opaque: What becomes a node that runs PyTorch, though it is not a Function. "missing": each operator of torch that
+            torch.onnx cannot translate. Or a list of operators by name ("aten::unique_consecutive", "aten::linalg_*"),
+            modules, classes of modules, and functions. See docs/opaque.md.
+        functions: Modules whose calls become calls of ONNX functions: modules, classes, or text ("mypkg.blocks:Block").
+            Calls that compute the same share one function. See docs/modules-as-functions.md.
+        fallback: Whether to take the first way out that works, where torch's exporter cannot take the model. A warning says
+            which way it was. See docs/opaque.md.
+        eager_check: Whether to run the model once more in eager mode, to see that each Function that gradients flow through
+            is in the file. False saves that run. The metadata of the file then says that this was not checked, and every
+            tensor that forward writes counts as state.
 
     Yields:
-        A Hook; its ``program`` is the last export.
+        A Hook. Its ``program`` is the last export in the block, a `Program`.
 
     Raises:
-        ExportError: This torch calls Functions in a way that cannot be caught.
-        ArgumentError: At the end of the block, an entry of ``inline``, ``portable``, ``opaque`` or ``functions`` means nothing that its exports met.
+        ExportError: This release of torch calls Functions in a way that pythonop cannot catch.
+        ArgumentError: At the end of the block: an entry of ``inline``, ``portable``, ``opaque`` or ``functions`` names nothing
+            in the exported models.
 
-    Example:
+    Examples:
         >>> with exporter.hook():
-        ...     program = torch.onnx.export(model, args, dynamo=True)
+        ...     program = torch.onnx.export(model, (x,), dynamo=True)
     """
     own = Hook(
         Patterns(inline),
@@ -142,14 +145,21 @@ def install(
     fallback: bool = False,
     eager_check: bool = True,
 ) -> None:
-    """Open a hook in every thread, until `uninstall`. A second call replaces the options.
+    """Make torch.onnx.export keep each call of an autograd Function as one PythonOp, in every thread, until `uninstall`.
+
+    A second call replaces the options. `hook` does the same in a block.
 
     Args:
-        inline, portable, opaque, functions, fallback, eager_check: As `hook`.
+        inline, portable, opaque, functions, fallback, eager_check: As `hook` takes them.
 
     Raises:
-        ExportError: This torch calls Functions in a way that cannot be caught.
-        ArgumentError: A pattern is none.
+        ExportError: This release of torch calls Functions in a way that pythonop cannot catch.
+        ArgumentError: An entry is not a pattern.
+
+    Examples:
+        >>> exporter.install()
+        >>> program = torch.onnx.export(model, (x,), dynamo=True)
+        >>> exporter.uninstall()
     """
     global _installed
     # First: what is wrong with them must leave nothing patched.
@@ -173,7 +183,7 @@ def install(
 
 
 def uninstall() -> None:
-    """Undo `install`; nothing happens where it was not called."""
+    """Undo `install`. Without an `install` before it, nothing happens."""
     global _installed
     with _lock:
         if _installed is not None:

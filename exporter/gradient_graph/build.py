@@ -51,25 +51,32 @@ def build_gradient_graph(
     outputs: Iterable[str] | None = None,
     overrides: Mapping[str | Key, Callable[..., Any] | Rule] | None = None,
 ) -> ir.Model:
-    """Add the gradient graph to a model.
+    """Add the gradients to a model: the result is an ONNX model that computes outputs and gradients.
 
     Args:
-        model: A path, an onnx.ModelProto, an onnx_ir.Model, or an object whose ``model`` is one. It is not changed.
-        wrt: Initializers and inputs to differentiate with respect to. Default: the trainable parameters that the file
-            names, otherwise its float initializers of rank 1 or more; and the float inputs.
-        outputs: Outputs to differentiate. Default: all float outputs.
-        overrides: Rules for this model alone, by operator or (domain, operator).
+        model: A path, an onnx.ModelProto, an onnx_ir.Model, or an object whose ``model`` is one, such as a `Program`. It is
+            not changed.
+        wrt: Names of initializers and inputs to differentiate with respect to. Default: the trainable parameters that the
+            file names, or else its float initializers with at least one axis; and the float inputs.
+        outputs: Names of outputs to differentiate. Default: all float outputs.
+        overrides: Gradient rules for this model only, by operator or by (domain, operator).
 
     Returns:
-        The model with an input ``<output>_grad`` for each of ``outputs`` behind its inputs, and an output ``<name>_grad``
-        for each of ``wrt`` behind its outputs. The metadata entry ``pythonop.gradients`` says which is which. A name in
-        wrt that no output depends on has zeros, and is listed there as unreached. Its IR version is the oldest, from 8 on,
-        that its opset and contents need, never a newer one than the input's: runtimes refuse versions they do not know.
+        The model. After its own inputs it takes ``<output>_grad`` for each of ``outputs``, with the output's shape and dtype.
+        After its own outputs it returns ``<name>_grad`` for each of ``wrt``. The metadata entry ``pythonop.gradients`` says
+        which is which. A name in ``wrt`` that no output depends on has a gradient of zeros, and is listed there as unreached.
+        Its IR version is the oldest (from 8 on) that its contents need, and never newer than the input's.
 
     Raises:
-        UnsupportedOperatorError: An operator between wrt and outputs has no rule.
-        FormatError: The model does not pass onnx.checker, cannot be converted to opset 18, or its stop-gradient marks were lost.
-        ArgumentError: wrt or outputs name what does not exist or has no gradient (a ValueError too); overrides is no table of rules.
+        UnsupportedOperatorError: An operator between ``wrt`` and the outputs has no gradient rule.
+        FormatError: The model does not pass onnx.checker, cannot be converted to opset 18, or another tool has removed the
+            marks at which gradients stop.
+        ArgumentError: A name in ``wrt`` or ``outputs`` does not exist or has no gradient (this is a ValueError too); or
+            ``overrides`` is not a table of rules.
+
+    Examples:
+        >>> training = exporter.build_gradient_graph(program, wrt=["x"])
+        >>> onnx_ir.save(training, "training.onnx")
     """
     if overrides is not None and not isinstance(overrides, Mapping):
         raise ArgumentError(f"overrides is of type {type(overrides).__name__}: give a dict operator -> rule")

@@ -42,22 +42,25 @@ def check_gradients(
 
     Args:
         model: What `build_gradient_graph` takes. It runs on onnx's reference evaluator.
-        order: 1 checks the gradient; 2 also the gradient of the gradient model, and so on.
-        wrt: As in `build_gradient_graph`.
-        inputs: Values of graph inputs, where random ones in [-1, 1] (and zeros for integers) do not fit. Symbolic dims are 2.
-        overrides: As in `build_gradient_graph`.
-        allow: Functions that the model's PythonOps may name; they run on float64.
-        samples: How many elements of each value in wrt are perturbed.
-        step: Of the differences.
-        tolerance: Of a difference, relative to the largest gradient of its value.
+        order: 1 checks the gradient; 2 also the gradient of the gradient, and so on.
+        wrt: As `build_gradient_graph` takes it.
+        inputs: Values of inputs, where random ones in [-1, 1] (and zeros for integers) do not fit. Open sizes are 2.
+        overrides: As `build_gradient_graph` takes it.
+        allow: Functions that the model may call. They run on float64.
+        samples: How many elements of each value in ``wrt`` are moved.
+        step: By how much they are moved.
+        tolerance: How far a gradient may be off, relative to the largest gradient of its value.
         seed: Of the random values.
 
     Returns:
         The largest relative error.
 
     Raises:
-        TrustError: The model has a PythonOp that ``allow`` does not name.
-        AssertionError: A gradient differs; the message says which element of what, and both numbers.
+        TrustError: The model calls a Function that ``allow`` does not name.
+        AssertionError: A gradient differs. The message says which element of what, and both numbers.
+
+    Examples:
+        >>> error = exporter.check_gradients(program, order=1, allow=["mypkg.ops:*"])
     """
     rng = np.random.default_rng(seed)
     current = _in_double(own_copy(model))

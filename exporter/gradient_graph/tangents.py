@@ -37,25 +37,30 @@ _STEM = "tangent"
 @short
 @without_gc()
 def build_tangent_graph(model: ModelLike, *, wrt: Iterable[str] | None = None, outputs: Iterable[str] | None = None) -> ir.Model:
-    """Add the forward-mode derivative to a model: the product of its Jacobian with a direction.
+    """Add forward-mode derivatives to a model: the Jacobian times a vector, from one run.
 
     Args:
         model: A path, an onnx.ModelProto, an onnx_ir.Model, or an object whose ``model`` is one. It is not changed. Of a
-            training graph the result gives tangents of gradients, that is products with the Hessian.
-        wrt: Initializers and inputs that move. Default: the trainable parameters that the file names, otherwise its float
-            initializers of rank 1 or more; and the float inputs.
-        outputs: Outputs whose tangents are wanted. Default: all float outputs.
+            training file, the result gives products with the Hessian.
+        wrt: Names of initializers and inputs that move. Default: the trainable parameters that the file names, or else its
+            float initializers with at least one axis; and the float inputs.
+        outputs: Names of outputs whose tangents you want. Default: all float outputs.
 
     Returns:
-        The model with an input ``<name>_tangent`` for each of ``wrt`` behind its inputs, and an output ``<output>_tangent``
-        for each of ``outputs`` behind its outputs, both of the type and shape of what they belong to. The metadata entry
-        ``pythonop.tangents`` says which is which. An output that depends on nothing in wrt has zeros, and is listed there as
-        unreached. Each PythonOp on the way became a PythonOpTangent (docs/format.md).
+        The model. After its own inputs it takes ``<name>_tangent`` for each of ``wrt``. After its own outputs it returns
+        ``<output>_tangent`` for each of ``outputs``. Each has the dtype and shape of what it belongs to. The metadata entry
+        ``pythonop.tangents`` says which is which. An output that depends on nothing in ``wrt`` has a tangent of zeros, and is
+        listed there as unreached. A PythonOp on the way becomes a PythonOpTangent (docs/format.md).
 
     Raises:
-        UnsupportedOperatorError: An operator between wrt and outputs has no rule, or the gradient of its rule has none.
-        FormatError: The model does not pass onnx.checker, cannot be converted to opset 18, or its stop-gradient marks were lost.
-        ArgumentError: wrt or outputs name what does not exist or has no gradient (a ValueError too).
+        UnsupportedOperatorError: An operator between ``wrt`` and the outputs has no gradient rule, or the gradient of its rule
+            has none.
+        FormatError: The model does not pass onnx.checker, cannot be converted to opset 18, or another tool has removed the
+            marks at which gradients stop.
+        ArgumentError: A name in ``wrt`` or ``outputs`` does not exist or has no gradient (this is a ValueError too).
+
+    Examples:
+        >>> tangent = exporter.build_tangent_graph(program, wrt=["x"])
     """
     with reading(model):
         copy = own_copy(model)

@@ -52,42 +52,41 @@ def load(
     accelerate: bool = True,
     strict: bool = False,
 ) -> OnnxModule:
-    """A saved model as a torch.nn.Module: its forward runs in onnxruntime, its backward runs the gradient graph.
-
-    ::
-
-        module = exporter.load("model.onnx", allow=["mypkg.ops:*"])
-        optimizer = torch.optim.AdamW(module.parameters())
-        loss = torch.nn.functional.cross_entropy(module(x), y)
-        loss.backward()
-        optimizer.step()
+    """Open a file as a trainable torch.nn.Module: forward runs in onnxruntime, backward runs the gradient graph.
 
     Args:
-        model: A path, an onnx.ModelProto, an onnx_ir.Model or a Program: a forward file, or a training file of
-            `build_gradient_graph`.
-        allow: Classes and patterns that the file may name; see `exporter.files.trust.Gate`.
+        model: A path, an onnx.ModelProto, an onnx_ir.Model or a `Program`. It may come from any tool, and may be a training
+            file of `build_gradient_graph`.
+        allow: What the file may call: classes, functions, and patterns such as ``"mypkg.ops:*"``. Default: nothing.
         device: Where parameters and buffers are. Default: the CPU.
-        providers: As `exporter.inference_session` takes them; default: the CPU, or CUDA for a CUDA device.
-        recompute: How much the forward may keep for the backward. None: all that the backward reads. "auto": results of products,
-            convolutions, recurrences and reductions; elementwise chains, normalizations and views between them are computed again, to
-            the same bits. An int: at most so many bytes, of inputs with the shapes of the first call; products are computed again,
-            too, where it takes that. Calls of Functions and random draws never run twice.
-        accelerate: As `exporter.inference_session` has it; False also leaves torch's own kernels out of the backward.
-        strict: A Function that has changed since the file was exported is an error, not a warning.
+        providers: As `inference_session` takes them. Default: the CPU, or CUDA for a CUDA device.
+        recompute: How much the forward keeps for the backward. None: all that the backward reads. "auto": the results of
+            products, convolutions, recurrences and reductions; what is cheap between them is computed again, to the same
+            bits. An int: at most so many bytes, for inputs with the shapes of the first call. Functions and random draws never
+            run twice.
+        accelerate: As `inference_session` takes it. False also keeps torch's own kernels out of the backward.
+        strict: Whether a Function that has changed since the export is an error, not a warning.
 
     Returns:
-        The module. Its parameters and buffers have the names of the model that was exported (of a file of another
-        exporter, those of its float initializers of rank 1 or more, all trainable), so state_dict() goes back into it.
-        Its `save(path)` writes the file again, with the weights of now.
+        The module. Its parameters and buffers have the names of the model that was exported, so its state_dict() fits that
+        model. In a file of another tool, the float initializers with at least one axis are its parameters, all trainable.
+        ``module.save(path)`` writes the file again with the present weights.
 
     Raises:
-        FormatError: The file is damaged, cut off, or its external data is missing or outside its folder.
-        TrustError: The file names a class that is not allowed.
-        RunError: onnxruntime or the native library is not there. Or, with ``strict``, a Function has changed.
-        ArgumentError: recompute or device is none of these.
+        FormatError: The file is damaged or cut off, or its external data is missing or outside its folder.
+        TrustError: The file names a class that ``allow`` does not.
+        RunError: onnxruntime or the native library is missing. Or, with ``strict``, a Function has changed.
+        ArgumentError: ``recompute`` or ``device`` has another value than these.
 
     Warns:
         PythonopWarning: A Function has changed since the file was exported: its forward, its backward, or both.
+
+    Examples:
+        >>> module = exporter.load("model.onnx", allow=["mypkg.ops:*"])
+        >>> optimizer = torch.optim.AdamW(module.parameters())
+        >>> loss = torch.nn.functional.mse_loss(module(x), y)
+        >>> loss.backward()
+        >>> optimizer.step()
     """
     return OnnxModule(model, allow=allow, device=device, providers=providers, recompute=recompute, accelerate=accelerate, strict=strict)
 

@@ -60,38 +60,41 @@ def quantizer(
     bits: Number | tuple[Number, Number] | None = None,
     axis: int | None = None,
 ) -> T:
-    """Declare that a Function is a uniform quantiser of the first tensor that it takes, for what `quantize` makes of files with calls of it.
+    """Declare that a Function rounds the first tensor that it takes to evenly spaced levels, so that `quantize` uses it.
 
-    The Function gives ``(clip(round(x / scale) + zero_point, low, high) - zero_point) * scale``. Needed where the quantiser cannot be found by what the file
-    computes: the Function stays a PythonOp, or is written in operators that hide it. Declare before the export, once, beside the class::
+    The Function computes ``(clip(round(x / scale) + zero_point, low, high) - zero_point) * scale``. Declare it once, beside the
+    class and before the export, where `quantize` cannot find it by what the file computes.
 
-        exporter.quantizer(Lsq, scale="s", bits=("low", "high"))       # forward(ctx, x, s, low, high)
-        exporter.quantizer(Pact, scale="alpha / (2 ** k - 1)", bits="k")  # forward(ctx, x, alpha, k)
-        exporter.quantizer(Dorefa, scale="1 / (2 ** k - 1)")           # forward(ctx, x, k): cuts nothing off, a clamp before it does
+    What you declare is a number, or text: a name of forward's, or ``+ - * / **`` of names and numbers. The export writes the
+    text into the metadata of each call, with the numbers of that call. So the file can be quantised later without your package,
+    with the scale that training has left.
 
-    What is declared is a number, or text: a name of forward's, or ``+ - * / **`` of names and numbers. Text can stand in a file, where a Python
-    callable cannot: the export writes it into the metadata of each call, with the numbers of that call, and a file is quantised later without the package,
-    with the scale that training has left. One form serves LSQ (arguments as they are), PACT (an end from which the scale follows) and DoReFa (bits alone).
-
-    Nothing is believed. At the export (and in `quantize`, for files from before the declaration) each call is run on numbers, with the scale and the
-    other arguments that the model has: levels and ends have to be those that are declared, and each threshold between two levels, found by bisection, has to
-    be the declared one to two float32 numbers, or a 32,768th of a step where a zero point is added before anything is rounded. Calls whose scale
-    the model computes from its inputs are left alone.
+    Each declaration is checked, at the export and for older files in `quantize`. The call is run on numbers, with the scale and
+    the other arguments of the model. Levels and ends have to be those declared. Each threshold between two levels has to be the
+    declared one to two float32 numbers, or to 1/32768 of a step where a zero point is added before the rounding. Calls whose
+    scale the model computes from its inputs are left alone.
 
     Args:
-        function: A torch.autograd.Function class, with one result. float32 alone.
-        scale: The step: a positive number, or an expression.
+        function: A torch.autograd.Function class with one result, in float32.
+        scale: The step between levels: a positive number, or an expression.
         zero_point: The level of 0.0: a whole number, or an expression.
-        bits: 1 to 8: the levels are 0 to ``2 ** bits - 1``, or around 0 with or without the lowest, whichever the Function gives. Or the first and the last
+        bits: 1 to 8: the levels are 0 to ``2 ** bits - 1``, or around 0, with or without the lowest. Or the first and the last
             level, before the zero point is taken off. None: nothing is cut off.
-        axis: The axis of ``x`` whose channels the elements of the scale are of. None: the scale is one, or has the axes of ``x`` and broadcasts.
+        axis: The axis of ``x`` whose channels the elements of the scale belong to. None: the scale is one number, or has the
+            axes of ``x`` and broadcasts.
 
     Returns:
         ``function``.
 
     Raises:
-        ArgumentError: An argument is none of these, or names what forward does not take.
-        ExportError: From an export or `quantize`: the Function computes something else; the message names it and what does not fit.
+        ArgumentError: An argument has another value, or names what forward does not take.
+        ExportError: From an export or `quantize`: the Function computes something else. The message names it and what does not
+            fit.
+
+    Examples:
+        >>> Lsq = exporter.quantizer(Lsq, scale="s", bits=("low", "high"))  # forward(ctx, x, s, low, high)
+        >>> Pact = exporter.quantizer(Pact, scale="alpha / (2 ** k - 1)", bits="k")  # forward(ctx, x, alpha, k)
+        >>> Dorefa = exporter.quantizer(Dorefa, scale="1 / (2 ** k - 1)")  # forward(ctx, x, k), with a clamp before it
     """
     if not isinstance(function, type) or not callable(getattr(function, "apply", None)) or not callable(getattr(function, "forward", None)):
         raise ArgumentError(f"exporter.quantizer takes a class of torch.autograd.Function, not {clean(repr(function))[:100]}")

@@ -111,19 +111,21 @@ def verify_quantized(
 ) -> Proof:
     """Compare a file that `quantize` wrote with the fake-quantised model that it was made of.
 
-    Each threshold between two levels of each quantiser of activations is found by bisection in both, to the last bit; then both run on the inputs, on onnxruntime's
-    CPU. `pythonop verify --quantized` does the same.
+    Each threshold between two levels of each quantiser of activations is found by bisection in both, to the last bit. Then both
+    run on your data, on onnxruntime's CPU. ``pythonop verify --quantized`` does the same.
 
     Args:
         integers: The file in integers: a path, an onnx.ModelProto, an onnx_ir.Model, or an object whose ``model`` is one.
-        model: The fake-quantised model, the same. Its values have to have the names that they had when the integers were made.
-        inputs: Dictionaries of arrays, by input; one for each run.
-        floats: By how many float32 numbers a threshold may be away. None: what `quantize` writes, 2, or a 32,768th of a step.
-        levels: The share of a quantiser's levels that may differ. A level that falls to the other side of a threshold moves what comes behind it, too: shares grow with the depth.
+        model: The fake-quantised model, likewise. Its values must have the names that they had when the integers were made.
+        inputs: Dictionaries of arrays by input name, one for each run.
+        floats: By how many float32 numbers a threshold may be off. None: as far as `quantize` may write it, 2 or 1/32768 of a
+            step.
+        levels: The share of a quantiser's levels that may differ. It grows with the depth of the model, because a level on the
+            other side of a threshold changes what comes behind it.
         classes: The share of an output's rows whose largest element may be another one.
 
     Returns:
-        What was found; ``ok`` says whether it is within the limits.
+        What was found. ``ok`` says whether it is within the limits.
 
     Raises:
         ArgumentError: There are no inputs.

@@ -56,11 +56,11 @@ class QonnxQuantizer:
 
 @dataclass(repr=False)
 class Qonnx(Program):
-    """A model with QONNX's quantisers, saved as any other `Program`. onnxruntime does not run it.
+    """A model with quantisers of QONNX. Save it as any other `Program`. onnxruntime does not run it; use `from_qonnx` for that.
 
     Attributes:
         quantizers: Its Quant and BipolarQuant nodes.
-        left: What rounds and stayed as it was -> why.
+        left: What rounds but stayed as it was -> why.
     """
 
     quantizers: list[QonnxQuantizer] = field(default_factory=list)
@@ -81,16 +81,17 @@ class Qonnx(Program):
 
 @short
 def to_qonnx(model: Any) -> Qonnx:
-    """Write the quantisers of a fake-quantised model as nodes of QONNX (``qonnx.custom_op.general``): Quant, and BipolarQuant for two levels around 0.
+    """Write the quantisers of a fake-quantised model as nodes of QONNX, for FINN and hls4ml.
 
-    Quantisers are found as by `quantize`, of activations and of the weights of convolutions and matrix products; what computes in between stays as it is, and so do
-    biases and normalizations. Weights stand in the file as the model multiplies by them, before a Quant that changes no bit of them.
+    The nodes are Quant, and BipolarQuant for two levels around 0 (``qonnx.custom_op.general``). Quantisers are found as by
+    `quantize`, of activations and of the weights of convolutions and matrix products. All else stays as it is. Weights stand in
+    the file as the model multiplies by them, before a Quant that changes no bit of them.
 
     Args:
         model: As `quantize` takes it. It is not changed.
 
     Returns:
-        The model, with its quantisers.
+        The model, with a list of its quantisers.
 
     Raises:
         ExportError: Nothing in the model is quantised.
@@ -123,15 +124,19 @@ def to_qonnx(model: Any) -> Qonnx:
 
 @short
 def from_qonnx(model: Any) -> Program:
-    """A model with QONNX's quantisers in standard operators: Quant, IntQuant and BipolarQuant, as `to_qonnx`, brevitas and other tools write them.
+    """Make a model in standard operators of one with quantisers of QONNX: Quant, IntQuant and BipolarQuant.
 
-    The file runs on onnxruntime, in rounded floats; `quantize` makes integers of it, and takes a QONNX file as it is, too.
+    The model may come from `to_qonnx`, brevitas or other tools. The result runs on onnxruntime, in rounded floats. `quantize`
+    makes integers of it, and takes a QONNX file directly, too.
 
     Args:
         model: A path, an onnx.ModelProto, an onnx_ir.Model, or an object whose ``model`` is one. It is not changed.
 
+    Returns:
+        The model in standard operators, a `Program`.
+
     Raises:
-        FormatError: The model is not valid, a quantiser of it is damaged or of a kind that is not read (Trunc, FloatQuant), or it has none.
+        FormatError: The model is not valid, has no such quantiser, or one that is damaged or not read (Trunc, FloatQuant).
     """
     copy = own_copy(model)
     if not from_qonnx_nodes(copy):

@@ -79,12 +79,12 @@ class Activation:
 
 @dataclass(repr=False)
 class Quantized(Program):
-    """A model in integers, saved and loaded as any other `Program`.
+    """A model in integers. Save and load it as any other `Program`; ``print`` shows what runs in integers.
 
     Attributes:
-        products: Its products, and which of them run in integers.
+        products: Its convolutions and matrix products, and which of them run in integers.
         activations: Its quantisers of activations.
-        left: What rounds and stayed as it was -> why.
+        left: What rounds but stayed as it was -> why.
         rounded: The model before, in rounded floats, for `compare`.
     """
 
@@ -95,10 +95,10 @@ class Quantized(Program):
 
     @short
     def compare(self, *inputs: Mapping[str, Any]) -> Comparison:
-        """Run the model in integers and the one in rounded floats on inputs, on onnxruntime's CPU.
+        """Run the model in integers and the one in rounded floats on your data, on onnxruntime's CPU.
 
         Args:
-            inputs: Dictionaries of arrays, by input; one for each run. Data that the model is for say more than random numbers.
+            inputs: Dictionaries of arrays by input name, one for each run. Real data says more than random numbers.
 
         Returns:
             The share of levels that differ for each quantiser, and the largest difference of each output.
@@ -135,29 +135,35 @@ def _off(errors: Sequence[float]) -> str:
 
 @short
 def quantize(model: Any, *, weights: Literal["int4"] | None = None, group: int | None = None) -> Quantized:
-    """Write a fake-quantised model with integers in the place of rounded floats, in the forms that onnxruntime runs in integer kernels.
+    """Make a model in integers of a fake-quantised model, in a form that onnxruntime runs in integer kernels.
 
-    Quantisers are found by what they compute: a value that is rounded to evenly spaced levels and cut off at both ends, in torch's fake_quantize, in a
-    Function of one's own (``portable=True``), in operators, or in QuantizeLinear and DequantizeLinear. Each threshold between two levels is found to the last
-    bit in the model and in what is written. Weights become integers only where they are whole multiples of a float32, bit by bit. Batch normalizations behind
-    convolutions go into steps and biases. Biases of convolutions become int32 in steps of
-    activation times weight, as integer kernels take them; those of linear layers stay.
+    A fake-quantised model rounds its floats to evenly spaced levels. Quantisers are found by what they compute: torch's
+    fake_quantize, Functions of your own (export with ``portable=True``), operators, or QuantizeLinear and DequantizeLinear.
+    Each threshold between two levels is found to the last bit, and compared with that of the file. Weights become integers
+    only where they are whole multiples of a float32, bit by bit. Batch normalizations behind convolutions go into scales and
+    biases. Biases of convolutions become int32, in steps of the activation's scale times the weight's. Biases of linear layers
+    stay.
 
     Args:
-        model: A path, an onnx.ModelProto, an onnx_ir.Model, or an object whose ``model`` is one, such as a `Program`; as it is after training, exported in
-            eval mode. It is not changed.
-        weights: "int4": matrix products that would stay in float get weights of 4 bits, each group of numbers with a step and a zero point of its own, and take floats as
-            before. A weight that is on such a grid, as after training with a fake quantiser of 4 bits, stays what it is bit by bit; any other is rounded, and
-            ``products`` says how far it is off. The file has opset 21.
-        group: With ``weights``: how many numbers of a column share a step: 16, 32, 64, 128 or 256. None: the most in which the weight is exact, or 32.
+        model: A path, an onnx.ModelProto, an onnx_ir.Model, or an object whose ``model`` is one, such as a `Program`. Export it
+            after training, in eval mode. It is not changed.
+        weights: "int4": matrix products that would stay in float get weights of 4 bits. Each group of numbers has a step and a
+            zero point of its own. A weight on such a grid stays the same bit by bit; any other is rounded, and ``products``
+            says by how much. The file has opset 21. None: no such weights.
+        group: With ``weights``: how many numbers of a column share a step: 16, 32, 64, 128 or 256. None: the largest group in
+            which the weight is exact, or 32.
 
     Returns:
-        The model, with what became of each product.
+        The model in integers, and what became of each product.
 
     Raises:
-        ArgumentError: ``weights`` or ``group`` is something else, or ``group`` is there without ``weights``.
-        ExportError: Nothing in the model is quantised; the reasons are named.
+        ArgumentError: ``weights`` or ``group`` has another value, or ``group`` is given without ``weights``.
+        ExportError: Nothing in the model is quantised. The message has the reasons.
         FormatError: The model is not valid.
+
+    Examples:
+        >>> small = exporter.quantize(linear_program, weights="int4")
+        >>> small.save("small.onnx")
     """
     _check_choice(weights, group)
     prepared = prepare(model)

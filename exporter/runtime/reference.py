@@ -139,20 +139,20 @@ def _operators(gate: Gate, store: ContextStore) -> list[type[OpRun]]:
 def reference_evaluator(
     model: Any, allow: Any = (), *, store: ContextStore | None = None, strict: bool = False, **options: Any
 ) -> ReferenceEvaluator:
-    """An onnx.reference.ReferenceEvaluator that runs the operators of docs/format.md.
+    """Open a file in onnx.reference, ONNX's own slow evaluator in Python, and run its PythonOps.
 
     Args:
-        model: A path, an onnx.ModelProto, an onnx_ir.Model or a Program.
-        allow: Classes and patterns that the file may name; see `exporter.files.trust.Gate`.
-        store: Where contexts go; default: one of its own, ``evaluator.store``.
-        strict: A Function that has changed since the file was exported is an error, not a warning.
-        options: For onnx.reference.ReferenceEvaluator (verbose, new_ops, ...).
+        model: A path, an onnx.ModelProto, an onnx_ir.Model or a `Program`.
+        allow: What the file may call: classes, functions, and patterns such as ``"mypkg.ops:*"``. Default: nothing.
+        store: Where forward calls leave what their backward needs. Default: a store of its own, ``evaluator.store``.
+        strict: Whether a Function that has changed since the export is an error, not a warning.
+        options: As onnx.reference.ReferenceEvaluator takes them (verbose, new_ops, ...).
 
     Returns:
-        The evaluator. Its ``run`` raises what a Function raised, as it was, and a RunError for anything else.
+        The evaluator. Its ``run`` raises what a Function raised as it was, and a RunError for anything else.
 
     Raises:
-        TrustError: The file names something that is not allowed.
+        TrustError: The file names something that ``allow`` does not.
         FormatError: The file is damaged.
         RunError: onnx.reference cannot run the model. Or, with ``strict``, a Function has changed.
 

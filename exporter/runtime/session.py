@@ -47,29 +47,27 @@ FATAL = 4
 
 @short
 def session_options(allow: Any = (), *, store: ContextStore | None = None, device: str = "cpu") -> onnxruntime.SessionOptions:
-    """Options with which a plain onnxruntime.InferenceSession runs the PythonOps of a forward file.
+    """Make onnxruntime.SessionOptions with which a plain onnxruntime.InferenceSession runs the PythonOps of a forward file.
 
-    ::
-
-        session = onnxruntime.InferenceSession("model.onnx", exporter.session_options(allow=["mypkg.ops:*"]))
+    `inference_session` does more: it raises what a Function raised as it was, frees what a failed run left, warns of a Function
+    that has changed since the export, and takes every file. With these options, a plain session reports what a Function
+    raised as text only, and a training file that failed half-way keeps its contexts until ``store.clear()``. A file without
+    PythonOps needs no options. onnxruntime may even refuse it with them ("FusedMatMul(-1) is not a registered function").
 
     Args:
-        allow: Classes and patterns that the file may name; see `exporter.files.trust.Gate`.
-        store: Where contexts go; default: one of its own.
-        device: "cuda" registers the operators for CUDAExecutionProvider as well; it has not been run on a GPU yet.
+        allow: What the file may call: classes, functions, and patterns such as ``"mypkg.ops:*"``. Default: nothing.
+        store: Where forward calls leave what their backward needs. Default: a store of its own.
+        device: "cpu", or "cuda" to register the operators for CUDAExecutionProvider as well. That was not run on a GPU.
 
     Returns:
-        An onnxruntime.SessionOptions; everything else in it is onnxruntime's default, but intra-op threads spin during
-        a run only (they would take the cores from torch's threads).
+        The options. Everything else in them is onnxruntime's default, but intra-op threads spin during a run only, because
+        they would take the cores from torch's threads.
 
     Raises:
-        RunError: onnxruntime or the native library is not there, or onnxruntime is too old.
+        RunError: onnxruntime or the native library is missing, or onnxruntime is too old.
 
-    With a plain session, what a Function raises is the text of onnxruntime's failure, and a training graph that
-    failed half-way keeps the contexts it had made until ``store.clear()``; `inference_session` does both better.
-    A plain session does not look whether a Function has changed since the export, either: it has not been told what the file is.
-    A file without PythonOps needs none of this, and onnxruntime may refuse it with these options ("FusedMatMul(-1) is not a registered
-    function"): it then looks for its own operators in a version that the file does not import. `inference_session` takes both.
+    Examples:
+        >>> session = onnxruntime.InferenceSession("model.onnx", exporter.session_options(allow=["mypkg.ops:*"]))
     """
     problem = available()
     if problem:
@@ -238,43 +236,46 @@ def inference_session(
     strict: bool = False,
     **kwargs: Any,
 ) -> Session:
-    """An onnxruntime.InferenceSession that runs PythonOp and PythonOpGrad: forward files, training files, any file.
+    """Open a file in onnxruntime, and run its PythonOps: a forward file, a training file, or a file of another tool.
 
-    What onnxruntime needs of a file beyond what it says (typed outputs, no empty names) is arranged in memory. PythonOps that
-    feed one another alone run as one there, with one autograd graph. On the CPU, a training step is rewritten into operators that run
-    faster; other providers get it in forms that they take. `exporter.runtime.pipeline` lists these passes.
+    The session is used like an onnxruntime.InferenceSession. What onnxruntime needs beyond what the file says is arranged in
+    memory. On the CPU, a training step is rewritten into operators that run faster; other providers get the operators that
+    they have.
 
     Args:
-        model: A path, an onnx.ModelProto, an onnx_ir.Model or a Program.
-        allow: Classes and patterns that the file may name; see `exporter.files.trust.Gate`.
-        store: Where contexts go; sessions that share a store share contexts. Default: one of its own,
-            ``session.store``.
-        sess_options: Options to start from; the operators are added to them, and, where they do not say whether threads spin, what suits
-            the model. Default: those of `session_options` without a log of errors, which are raised, and for a training step with an
-            arena that all steps of the process share (`exporter.runtime.arena`). Options of
-            `session_options` bring their own gate and store, ``allow`` and ``store`` are then not given.
-        providers: Execution providers, the first that has an operator runs it: onnxruntime's names or short ones ("cpu", "cuda"), and plugins
-            that a pip package brings ("openvino"), each with options or without: ``[("openvino", {"precision": "bfloat16"})]``. PythonOps and
-            what a provider does not have run on the CPU. Default: the CPU.
-        kwargs: As onnxruntime.InferenceSession has them.
-        accelerate: False: a training step runs by onnxruntime's own operators alone, as for everybody where the environment has
-            ``PYTHONOP_ACCELERATE=0``.
-        strict: A Function that has changed since the file was exported is an error, not a warning.
+        model: A path, an onnx.ModelProto, an onnx_ir.Model or a `Program`.
+        allow: What the file may call: classes, functions, and patterns such as ``"mypkg.ops:*"``. Default: nothing.
+        store: Where forward calls leave what their backward needs. Sessions that share a store can hand this on to each
+            other. Default: a store of its own, ``session.store``.
+        sess_options: onnxruntime.SessionOptions to start from. The operators are added to them. Default: those of
+            `session_options`. Options that `session_options` made have ``allow`` and ``store`` already: then pass neither here.
+        providers: Execution providers; the first that has an operator runs it. onnxruntime's names or short ones ("cpu",
+            "cuda"), and providers that a pip package brings ("openvino"), with or without options:
+            ``[("openvino", {"precision": "bfloat16"})]``. PythonOps, and what a provider does not have, run on the CPU.
+            Default: the CPU.
+        kwargs: As onnxruntime.InferenceSession takes them.
+        accelerate: False: a training step runs by onnxruntime's own operators only. The environment variable
+            ``PYTHONOP_ACCELERATE=0`` does this for all sessions.
+        strict: Whether a Function that has changed since the export is an error, not a warning.
 
     Returns:
-        The session. It raises what a Function raised, as it was. What onnxruntime raises comes as a RunError that is of
-        onnxruntime's own class, too. On the CPU, a Function runs on one thread of torch's until three calls of its node have
-        taken 4 ms so, then on all; in a session of one thread always on all.
+        The session. What a Function raises comes out as it was. What onnxruntime raises is a RunError, and of onnxruntime's
+        own class as well. On the CPU a Function runs on one thread of torch until three of its calls have taken 4 ms, and on
+        all threads from then on. In a session of one thread it always runs on all.
 
     Raises:
-        RunError: onnxruntime or the native library is not there, onnxruntime is too old, or it refuses the model. Or, with
+        RunError: onnxruntime or the native library is missing, onnxruntime is too old, or it refuses the model. Or, with
             ``strict``, a Function has changed.
-        TrustError: The file names something that is not allowed.
+        TrustError: The file names something that ``allow`` does not.
         FormatError: The file is damaged, or has external data outside its folder.
         TypeError: There is no such option.
 
     Warns:
         PythonopWarning: A Function has changed since the file was exported: its forward, its backward, or both.
+
+    Examples:
+        >>> session = exporter.inference_session("model.onnx", allow=["mypkg.ops:*"])
+        >>> outputs = session.run(None, {"x": x.numpy()})
     """
     for name in kwargs:  # onnxruntime takes any without a word
         if name not in _OPTIONS:

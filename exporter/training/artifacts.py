@@ -56,29 +56,29 @@ def export_evaluation(
     output_names: Sequence[str] | None = None,
     **options: Any,
 ) -> Program:
-    """Export the forward of a model in eval mode; its inputs are called as those of the model's training step.
-
-    ::
-
-        options = {"targets": (y,), "dynamic_shapes": {"x": {0: "batch"}}}
-        step = exporter.export_training_step(model, (x,), loss=cross_entropy, **options)
-        evaluation = exporter.export_evaluation(model, (x,), loss=cross_entropy, **options)
-        trainer = exporter.Trainer(step, evaluation)      # or exporter.write_artifacts(step, evaluation, "artifacts")
+    """Export the forward of a model in eval mode, with the input names of its training step.
 
     Args:
-        model: The model. It is put into eval mode for the export, and has its own mode again afterwards.
-        args, kwargs, targets, precision, dynamic_shapes: As the step got them. Without ``loss`` the targets and their sizes are left out.
-        loss: ``loss(output, *targets)`` -> one number, as the step got it. The program then takes the targets too, and its first output is ``loss``.
-            None: the program gives the model's outputs alone.
-        output_names: Names for the model's outputs, in order. Default: torch's.
-        **options: dynamo, opset_version, inline, portable, opaque, functions, fallback, ...: as `exporter.export`.
+        model: The model. It is put into eval mode for the export, and gets its own mode back.
+        args, kwargs, targets, precision, dynamic_shapes: As you gave them to `export_training_step`. Without ``loss``, the
+            targets and their sizes are left out.
+        loss: ``loss(output, *targets)``, as you gave it to the step. The program then takes the targets, too, and its first
+            output is ``loss``. None: the program returns the model's outputs only.
+        output_names: Names for the model's outputs, in order. Default: those of torch.
+        **options: dynamo, opset_version, inline, portable, opaque, functions, fallback and others, as `export` takes them.
 
     Returns:
-        The program. Its parameters are initializers, as in every exported model; `Trainer` and `write_artifacts` feed them from the step's state.
+        The program. Its parameters are initializers. `Trainer` and `write_artifacts` feed them from the state of the step.
 
     Raises:
-        ExportError: The model or the loss cannot be exported, or the loss is no single number.
+        ExportError: The model or the loss cannot be exported, or the loss is not a single number.
         ArgumentError: An option has a value that it cannot have.
+
+    Examples:
+        >>> options = {"loss": torch.nn.functional.mse_loss, "targets": (y,)}
+        >>> step = exporter.export_training_step(model, (x,), **options)
+        >>> evaluation = exporter.export_evaluation(model, (x,), **options)
+        >>> trainer = exporter.Trainer(step, evaluation)
     """
     names = check_names(output_names)
     if loss is not None and not callable(loss):
@@ -115,26 +115,30 @@ def write_artifacts(
     external_data: bool | None = None,
     check: bool = True,
 ) -> dict[str, Any]:
-    """Write a folder with all that a program in any language needs to train and to evaluate: all files of it or none.
+    """Write a folder with all that a program in any language needs to train and evaluate: all of its files, or none.
 
-    The files are ``training.onnx`` (the step), ``eval.onnx`` (the model's outputs in eval mode), ``initial.onnx`` (the state at the start) and
-    ``manifest.json`` (names, shapes and types). An evaluation that was exported with its loss adds ``eval_loss.onnx``, which takes the targets too and
-    gives the loss beside the outputs. `Trainer.load` opens the folder; docs/training.md has the trainers in other languages.
+    The files are ``training.onnx`` (the step), ``eval.onnx`` (the model's outputs in eval mode), ``initial.onnx`` (the initial
+    state) and ``manifest.json`` (names, shapes and dtypes). If the evaluation was exported with its loss, there is
+    ``eval_loss.onnx`` as well, which takes the targets and returns the loss beside the outputs. `Trainer.load` opens the
+    folder. docs/training.md has the trainers in other languages.
 
     Args:
-        step: What `exporter.export_training_step` returned.
-        evaluation: What `export_evaluation` returned for the same model. In the files the state of the step is an input of it.
-        folder: Where to. It is made where it is missing. Files of these names are replaced, others stay.
-        provider: Write step and evaluation in the forms of this execution provider, as `TrainingStep.written_for` does: "webgpu" for a page that trains
-            on a graphics card. Other providers run such files, too.
-        external_data, check: As `Program.save`.
+        step: What `export_training_step` returned.
+        evaluation: What `export_evaluation` returned for the same model. In the files it takes the state of the step as inputs.
+        folder: The folder to write. It is made if it is missing. Files of these names are replaced, others stay.
+        provider: Write step and evaluation in operators that this execution provider has, as `TrainingStep.written_for` does:
+            "webgpu" for a page that trains on a graphics card. Other providers run such files, too.
+        external_data, check: As `Program.save` takes them.
 
     Returns:
-        The manifest: what manifest.json holds.
+        The contents of manifest.json.
 
     Raises:
         ExportError: A file cannot be written, a model is not valid ONNX, or the evaluation is of another model.
-        ArgumentError: There are no forms for such a provider.
+        ArgumentError: There is no such form for this provider.
+
+    Examples:
+        >>> manifest = exporter.write_artifacts(step, evaluation, "artifacts")
     """
     step = step if provider is None else step.written_for(provider)
     assert step.layout is not None

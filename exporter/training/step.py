@@ -45,11 +45,12 @@ __all__ = ["TrainingStep", "export_training_step"]
 
 @dataclass(repr=False)
 class TrainingStep(Program):
-    """A training step in memory.
+    """A training step in memory: an ONNX model that computes loss, gradients and the optimizer's update.
 
     Attributes:
-        model: The step as an ONNX model.
-        initial: What the inputs ``param.*``, ``buffer.*``, ``state.*``, ``learning_rate``, ``weight_decay`` and ``seed`` hold before the first step.
+        model: The ONNX model, an onnx_ir.Model.
+        initial: The values before the first step, as arrays by the name of the input: ``param.*``, ``buffer.*``, ``state.*``,
+            ``learning_rate``, ``weight_decay`` and ``seed``.
         layout: Which input and output is what.
     """
 
@@ -58,7 +59,7 @@ class TrainingStep(Program):
 
     @property
     def initial_model(self) -> ir.Model:
-        """A model without inputs whose outputs are `initial`: a start for loops in languages that have no other."""
+        """A model without inputs whose outputs are `initial`, for programs that have no other way to read it."""
         values, nodes, initializers = [], [], []
         for name, array in self.initial.items():
             kind = ir.DataType.from_numpy(array.dtype)
@@ -82,17 +83,16 @@ class TrainingStep(Program):
 
     @short
     def written_for(self, provider: str) -> TrainingStep:
-        """The same step in the forms that an execution provider takes, for programs that open the file themselves.
+        """The same step in operators that an execution provider has, for programs that open the file without pythonop.
 
-        ``Trainer(step, providers=[...])`` does so in memory, where it opens a step; a page opens a file. The numbers are those of the step to rounding.
-        What WebGPU has no kernels for is written by operators that it has; its integers have 32 bits: inputs of int64 (labels, ids, ``seed``, ``state.step``)
-        are of int32 there.
+        ``Trainer(step, providers=[...])`` does the same in memory. The results equal those of the step but for rounding. For
+        WebGPU, integers have 32 bits: inputs of int64 (labels, ids, ``seed``, ``state.step``) become int32.
 
         Args:
-            provider: "webgpu" or "openvino"; other providers take a step as it is.
+            provider: "webgpu" or "openvino". Other providers take a step as it is.
 
         Raises:
-            ArgumentError: There are no forms for such a provider.
+            ArgumentError: There is no such form for this provider.
         """
         assert self.layout is not None
         model = self.model.clone()
@@ -104,13 +104,13 @@ class TrainingStep(Program):
     def save(
         self, path: str | os.PathLike[str], schema: str | None = None, *, external_data: bool | None = None, check: bool = True
     ) -> None:
-        """Write the step to ``path``, and the model that gives the initial state to ``<stem>.init.onnx`` beside it: both or neither.
+        """Write the step to a file, and the model that gives the initial state to ``<stem>.init.onnx`` beside it: both or neither.
 
         Args:
-            path, schema, external_data, check: As `Program.save`.
+            path, schema, external_data, check: As `Program.save` takes them.
 
         Raises:
-            ExportError: A path cannot be written, a dialect cannot say a node, or the step is not valid ONNX.
+            ExportError: A path cannot be written, a node cannot be written in that ``schema``, or the step is not valid ONNX.
         """
         target = Path(path)
         if check and schema is not None:  # readers of another dialect have schemas of their own
@@ -147,50 +147,55 @@ def export_training_step(
     output_names: Sequence[str] | None = None,
     **torch_onnx_export_options: Any,
 ) -> TrainingStep:
-    """Export a model, its loss and an optimizer as one ONNX model that makes a training step.
+    """Export a model, its loss and an optimizer as one ONNX model; each run of it is one training step.
 
-    ::
+    `Trainer` runs such a step. A loop of your own works in any language: feed the state and a batch, and take the outputs
+    ``<input>.next`` as the next state.
 
-        step = exporter.export_training_step(model, (x,), loss=torch.nn.functional.cross_entropy, targets=(y,), optimizer="adamw")
-        step.save("step.onnx")                                    # and step.init.onnx, which gives the initial state
-
-        state = dict(zip(init_names, init_session.run(None, {})))  # or step.initial
-        for x, y in batches:
-            loss, *values = session.run(None, {**state, "x": x, "target": y})
-            state.update(...)                                     # the output "param.w.next" is the next "param.w"
-
-    `Trainer` is this loop. Inputs: the model's arguments and the targets by their names, ``param.<key>`` for each trainable parameter,
-    ``buffer.<key>`` for each buffer that forward changes, ``state.*``, ``learning_rate`` and ``weight_decay`` (scalars; ``learning_rate_1``, ... for
-    further groups of parameters), and ``seed`` where the model drops out. Outputs: ``loss``, a scalar, ``gradient_norm`` with ``clip_norm``, what
-    ``output_names`` names, and ``<input>.next``. Frozen parameters are constants of the file. Trainable ones that the loss does not depend on stay
-    as they are, as in eager.
+    Inputs of the step are the model's arguments and the targets by their names; ``param.<key>`` for each trainable parameter;
+    ``buffer.<key>`` for each buffer that forward changes; ``state.*`` of the optimizer; the scalars ``learning_rate`` and
+    ``weight_decay`` (``learning_rate_1``, ... for further groups of parameters); and ``seed`` where the model drops out.
+    Outputs are ``loss``, a scalar; ``gradient_norm`` with ``clip_norm``; what ``output_names`` names; and ``<input>.next``.
+    Frozen parameters are constants. Trainable ones that the loss does not depend on stay as they are, as in eager.
 
     Args:
-        model: The model, in train mode if dropout and BatchNorm should train.
+        model: The model. Put it into train mode first if dropout and BatchNorm should train.
         args, kwargs: Example arguments of its forward.
-        loss: ``loss(output, *targets)`` -> one number, a function or a module; None where the model returns its loss.
+        loss: ``loss(output, *targets)``, a function or a module that returns one number. None where the model returns its loss.
         targets: Example targets: tensors.
-        optimizer: "sgd", "adam", "adamw", "nadam", "radam", "rmsprop", "adagrad", "adadelta", "adafactor" or "lion"; a class of torch.optim; or an
-            instance of one over the model's parameters, whose groups, hyperparameters and state are taken over.
-        hyperparameters: What differs from torch's defaults, with a name or a class: ``{"lr": 3e-4, "weight_decay": 0.1}``. ``lr`` and
-            ``weight_decay`` are the initial values of inputs; the others are fixed. A weight decay of zero is no input.
-        clip_norm: Scale the gradients down to this 2-norm of all of them together, as torch.nn.utils.clip_grad_norm_.
-        clip_value: Clip each number of the gradients to plus or minus this, as torch.nn.utils.clip_grad_value_; in front of ``clip_norm``.
-        accumulate: Update every so many runs, by the mean of their gradients.
-        ema: Keep an average of each parameter as ``state.<key>.ema``: at an update this share of it stays, and the rest is the new parameter. It
-            starts as the parameter. `Trainer.evaluate` and `Trainer.state_dict` take it by ``ema=True``.
-        precision: "float16" or "bfloat16": compute as under torch.autocast, parameters stay as they are. The loss is
-            scaled, and a step whose gradients overflow changes nothing but the scale, as torch.amp.GradScaler does.
-        dynamo, dynamic_shapes, opset_version, inline, portable, opaque, functions, fallback, **torch_onnx_export_options: As `export`. ``dynamic_shapes``
-            may name the targets, too (``target``, or ``target_0``, ...); without that their sizes follow from the model.
-        recompute: How much the forward may keep for the backward, None, "auto" or a number of bytes, as `exporter.load` has it, of
-            inputs with the shapes of the examples. What is computed again stands in the file twice.
-        output_names: Names for the model's outputs, in order. The step then gives those outputs beside the loss. Default: none.
+        optimizer: "sgd", "adam", "adamw", "nadam", "radam", "rmsprop", "adagrad", "adadelta", "adafactor" or "lion"; a class of
+            torch.optim; or an instance of one over the model's parameters, whose groups, settings and state are kept.
+        hyperparameters: What differs from torch's defaults, with a name or a class: ``{"lr": 3e-4, "weight_decay": 0.1}``.
+            ``lr`` and ``weight_decay`` are the initial values of inputs, the others are fixed. A weight decay of zero is not
+            an input.
+        clip_norm: Scale the gradients so that their 2-norm, all together, is at most this, as torch.nn.utils.clip_grad_norm_.
+        clip_value: Clip each number of the gradients to plus or minus this, as torch.nn.utils.clip_grad_value_. It comes before
+            ``clip_norm``.
+        accumulate: Update once in so many runs, by the mean of their gradients.
+        ema: Keep an average of each parameter as ``state.<key>.ema``. At an update it becomes ``ema`` times itself plus
+            ``1 - ema`` times the new parameter. It starts as the parameter.
+        precision: "float16" or "bfloat16": compute as under torch.autocast; parameters keep their dtype. The loss is scaled, and
+            a step whose gradients overflow changes only the scale, as with torch.amp.GradScaler.
+        dynamo, dynamic_shapes, opset_version, inline, portable, opaque, functions, fallback, **torch_onnx_export_options: As
+            `export` takes them. ``dynamic_shapes`` may name the targets, too (``target``, or ``target_0``, ...). Otherwise
+            their sizes follow from the model.
+        recompute: How much the forward keeps for the backward: None, "auto" or a number of bytes, as `load` takes it, for inputs
+            with the shapes of the examples. What is computed again is in the file twice.
+        output_names: Names for the model's outputs, in order. The step then returns those outputs beside the loss. Default: none.
+
+    Returns:
+        The step, a `TrainingStep`.
 
     Raises:
-        ExportError: The model or the loss cannot be exported, changes a buffer that the step cannot, or has nothing to train.
-        UnsupportedOperatorError: An operator between parameters and loss has no gradient.
-        ArgumentError: The optimizer or an option is none that a step can be made of.
+        ExportError: The model or the loss cannot be exported, changes a buffer that the step cannot change, or has nothing to
+            train.
+        UnsupportedOperatorError: An operator between parameters and loss has no gradient rule.
+        ArgumentError: A step cannot have this optimizer or this value of an option.
+
+    Examples:
+        >>> loss = torch.nn.functional.mse_loss
+        >>> step = exporter.export_training_step(model, (x,), loss=loss, targets=(y,), optimizer="adamw")
+        >>> step.save("step.onnx")  # and step.init.onnx, which gives the initial state
     """
     check_model(model, dynamo=dynamo)
     check_call(args, kwargs, dynamo=dynamo)

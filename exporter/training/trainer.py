@@ -39,27 +39,25 @@ _CPU = torch.device("cpu")
 
 
 class Trainer:
-    """Trains from a step, and holds its state: parameters, buffers and the optimizer's moments, each in memory once.
+    """Trains from a training step, and holds the state: parameters, buffers and the optimizer's moments.
 
-    ::
-
-        trainer = exporter.Trainer.load("artifacts")                  # or Trainer(exporter.export_training_step(...))
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(trainer.optimizer, T_max=1000)
-        for x, y in batches:
-            loss = trainer.step({"x": x, "target": y})
-            schedule.step()
-        outputs = trainer.evaluate({"x": x, "target": y})             # with "loss"; without the target the outputs alone
-        trainer.save("trained.state")                                 # trainer.restore("trained.state") goes on to the same bits
-        model.load_state_dict(trainer.state_dict(), strict=False)     # not strict: what is frozen is not among them
-
-    A step writes parameters and moments where they lie, as eager optimizers do (`exporter.runtime.accelerate.Update`), so that it needs less
-    memory than a loop over `exporter.inference_session`, which has the next state beside the present one. Losses and state are the same to
-    the bit, but for Functions that draw from torch's own generator, whose calls onnxruntime may order otherwise. A step that raises has changed
-    nothing. Threads may share a trainer; their steps follow one another.
+    A step writes parameters and moments in place, as eager optimizers do. So it needs less memory than a loop over
+    `inference_session`, which holds the next state beside the present one. Losses and state are the same bit by bit, except
+    for Functions that draw from torch's own generator, whose calls onnxruntime may order otherwise. A step that raises has
+    changed nothing. Threads may share a trainer; their steps follow one another.
 
     Attributes:
         layout: Which input and output of the step is what.
-        outputs: What else the last step gave out beside the loss, by name: outputs of the model, ``gradient_norm``.
+        outputs: The other outputs of the last step, by name: outputs of the model, ``gradient_norm``.
+
+    Examples:
+        >>> trainer = exporter.Trainer(step, evaluation)  # or exporter.Trainer.load("artifacts")
+        >>> schedule = torch.optim.lr_scheduler.CosineAnnealingLR(trainer.optimizer, T_max=1000)
+        >>> loss = trainer.step({"x": x, "target": y})
+        >>> schedule.step()
+        >>> outputs = trainer.evaluate({"x": x, "target": y})  # with "loss"; without the target, only the model's outputs
+        >>> saved = trainer.save("trained.state")  # trainer.restore("trained.state") goes on from there, bit by bit
+        >>> keys = model.load_state_dict(trainer.state_dict(), strict=False)  # not strict: frozen parameters are not in it
     """
 
     @short
@@ -74,18 +72,18 @@ class Trainer:
         accelerate: bool = True,
         strict: bool = False,
     ) -> None:
-        """A trainer of a step in memory.
+        """Make a trainer of a step in memory.
 
         Args:
-            step: What `exporter.export_training_step` returned. Its initial state is copied.
-            evaluation: What `exporter.export_evaluation` returned for the same model, for `evaluate`.
-            allow: Classes and patterns that the files may name, as `exporter.inference_session` takes them.
-            sess_options, providers, accelerate: As `exporter.inference_session` takes them.
-            strict: A Function that has changed since the files were exported is an error, not a warning.
+            step: What `export_training_step` returned. Its initial state is copied.
+            evaluation: What `export_evaluation` returned for the same model. `evaluate` needs it.
+            allow: What the files may call: classes, functions, and patterns such as ``"mypkg.ops:*"``. Default: nothing.
+            sess_options, providers, accelerate: As `inference_session` takes them.
+            strict: Whether a Function that has changed since the export is an error, not a warning.
 
         Raises:
-            RunError: onnxruntime is not there or refuses the step. Or, with ``strict``, a Function has changed.
-            TrustError: The step names something that is not allowed.
+            RunError: onnxruntime is missing or refuses the step. Or, with ``strict``, a Function has changed.
+            TrustError: The step names something that ``allow`` does not.
             ExportError: The evaluation is of another model.
         """
         layout = getattr(step, "layout", None)
@@ -112,15 +110,16 @@ class Trainer:
         accelerate: bool = True,
         strict: bool = False,
     ) -> Trainer:
-        """A trainer of files: a folder of artifacts (`write_artifacts`, ``pythonop step --artifacts``), or ``step.onnx`` with ``step.init.onnx`` beside it.
+        """Make a trainer of files: a folder of artifacts, or ``step.onnx`` with ``step.init.onnx`` beside it.
 
         Args:
-            source: The folder, or the step's file, which has no evaluation.
-            allow, sess_options, providers, accelerate, strict: As above.
+            source: The folder (of `write_artifacts`, or ``pythonop step --artifacts``), or the file of the step, which has no
+                evaluation.
+            allow, sess_options, providers, accelerate, strict: As `Trainer` takes them.
 
         Raises:
-            FormatError: A file is missing or damaged, or is no training step.
-            RunError, TrustError: As above.
+            FormatError: A file is missing or damaged, or is not a training step.
+            RunError, TrustError: As `Trainer` raises them.
         """
         path = Path(source)
         try:
@@ -203,16 +202,16 @@ class Trainer:
 
     @property
     def steps(self) -> int:
-        """How many times the parameters were updated, those before a `restore` included."""
+        """How many times the parameters were updated, including updates before a `restore`."""
         with self._turn("steps"):
             return int(self._state.get("state.step", 0))
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """What the schedulers of torch.optim.lr_scheduler take: ``param_groups`` with ``lr`` and ``weight_decay``, one for each group of parameters.
+        """What the schedulers of torch.optim.lr_scheduler take: ``param_groups`` with ``lr`` and ``weight_decay`` of each group.
 
-        What is written there holds from the next step on, rounded to the type of the step's input. A group that was exported with a weight decay
-        of zero has none to change. Everything else of the optimizer is fixed in the step.
+        What you write there holds from the next step on, rounded to the dtype of the step's input. A group that was exported with a
+        weight decay of zero has none to change. Everything else of the optimizer is fixed in the step.
         """
         with self._turn("optimizer"):
             if self._settings is None:
@@ -224,15 +223,15 @@ class Trainer:
         """Make one training step.
 
         Args:
-            batch: input name -> tensor, array or number: the model's arguments and the targets. It may also hold ``learning_rate`` and
-                ``weight_decay`` (``learning_rate_1``, ... of further groups), for this step alone.
+            batch: A tensor, array or number for each input, by name: the model's arguments and the targets. It may also have
+                ``learning_rate`` and ``weight_decay`` (``learning_rate_1``, ... of further groups), for this step only.
 
         Returns:
-            The loss, before the step.
+            The loss before the step, a number.
 
         Raises:
-            ArgumentError: The batch lacks an input, has one that the step does not have, or one of another type.
-            RunError: onnxruntime refuses a shape, or what a Function raised, as it was.
+            ArgumentError: The batch lacks an input, has one that the step does not have, or one of another dtype.
+            RunError: onnxruntime refuses a shape. What a Function raises comes out as it was.
         """
         with self._turn("step"):
             self._busy = "step"
@@ -286,18 +285,18 @@ class Trainer:
 
     @short
     def evaluate(self, batch: Mapping[str, Any], *, ema: bool = False) -> dict[str, torch.Tensor]:
-        """The model's outputs in eval mode, with what was learned so far.
+        """Compute the model's outputs in eval mode, with the parameters as they are now.
 
         Args:
-            batch: input name -> tensor, array or number: the model's arguments. With the targets among them ``loss`` is among the outputs, where the
-                evaluation was exported with its loss.
-            ema: Use the averages of the parameters, of a step that was exported with ``ema``.
+            batch: A tensor, array or number for each of the model's arguments, by name. With the targets as well, ``loss`` is among
+                the outputs, if the evaluation was exported with its loss.
+            ema: Whether to use the averages of the parameters. The step must have been exported with ``ema``.
 
         Returns:
-            name -> tensor.
+            A tensor for each output, by name.
 
         Raises:
-            ArgumentError: There is no evaluation, no loss in it, or no average, or the batch is not what it takes.
+            ArgumentError: There is no evaluation, no loss in it, or no average; or the batch does not fit.
             RunError: onnxruntime refuses a shape.
         """
         with self._turn("evaluate"):
@@ -327,10 +326,10 @@ class Trainer:
         return {name: value for name, value in found.items() if value is not None}
 
     def state_dict(self, *, ema: bool = False) -> dict[str, torch.Tensor]:
-        """Copies of the parameters and buffers that were trained, by the model's own state_dict keys.
+        """Copies of the parameters and buffers that were trained, by the keys of the model's own state_dict.
 
         Args:
-            ema: The averages of the parameters in place of the parameters, of a step that was exported with ``ema``.
+            ema: Whether to return the averages of the parameters. The step must have been exported with ``ema``.
 
         Raises:
             ArgumentError: The step keeps no averages.
@@ -341,10 +340,15 @@ class Trainer:
             return {key: state[name].clone() for key, name in keys.items() if name in state}
 
     def save(self, path: str | os.PathLike[str] | None = None) -> bytes:
-        """The whole state: a line of JSON with names, types and sizes, then the values. The trainers of other languages read it, too.
+        """Write the whole state to a file, and return it as bytes. The trainers of other languages read it, too.
+
+        It is a line of JSON with names, dtypes and sizes, and then the values.
 
         Args:
-            path: A file to write it to, whole or not at all.
+            path: The file to write, whole or not at all. None: none is written.
+
+        Returns:
+            The bytes.
 
         Raises:
             ExportError: The file cannot be written.
@@ -360,13 +364,13 @@ class Trainer:
 
     @short
     def restore(self, saved: bytes | str | os.PathLike[str]) -> None:
-        """Go on from what `save` gave, here or in another language, to the same bits.
+        """Go on from a state that `save` wrote, here or in another language, bit by bit.
 
         Args:
             saved: The bytes, or the file that holds them.
 
         Raises:
-            ArgumentError: It is the state of another model or optimizer, or damaged.
+            ArgumentError: It is damaged, or the state of another model or optimizer.
             FormatError: The file cannot be read.
         """
         saved = saved_bytes(saved, "restore")

@@ -71,40 +71,48 @@ def verify(
     file: Any = None,
     providers: Sequence[Any] | None = None,
 ) -> Report:
-    """Whether a model's ONNX file and its gradients equal eager PyTorch's.
+    """Compare a model's ONNX file and its gradients with eager PyTorch, in a fresh process.
 
-    The model is exported, saved, opened by another Python process that knows the file alone, and run there on
-    onnxruntime with its gradient graph. Outputs, the gradients of every parameter and float input, and the buffers that
-    a forward changes are compared with eager PyTorch, for one random cotangent: a row each. All of them are compared once more at a second input,
-    values of the example's kind that are made up, and at a second size where the file leaves axes open: a row each, which says so where eager fails on
-    what was made up. Where the model drops out, eager drops what the file drops. Where the model also runs in float64, that is the reference, and the tolerance
-    comes from eager's own error against it.
+    The model is exported and saved. Another Python process, which has only the file, runs it on onnxruntime with its gradient
+    graph. These are compared with eager, a row of the report each: outputs, the gradients of every parameter and float input,
+    and the buffers that forward changes, for one random output gradient. The same is done at a second input, made up of values
+    of the same kind, and at a second size where the file leaves axes open. Where the model drops out, eager drops the same
+    elements. Where the model also runs in float64, that is the reference, and the tolerance comes from eager's own error.
 
     Args:
-        model: The model, in the mode that the file should have; or a Case, which brings the arguments. It is not changed.
+        model: The model, in the mode that the file should have; or a `Case`, which has the arguments. It is not changed.
         args, kwargs: Example arguments of its forward.
-        dynamo: Which of torch's exporters.
-        setup: ``package.module:function``, called first in the fresh process: it registers (`exporter.register`) what
-            cannot be imported, such as classes of ``__main__`` and classes inside functions.
-        allow: What that process may import. Default: what the exported file names, which this process has just written; with ``file``, what an
-            export of the model names, which is made for it.
-        inline, portable, opaque, functions, fallback, dynamic_shapes, opset_version: As `exporter.export` takes them. Where ``portable`` leaves no PythonOp, the file
-            is to need no class of anybody: that process calls no ``setup`` and may import nothing, whatever ``allow`` says.
-        bisect: Where something differs, look for the first node that departs (`Report.first_departure`); not in a model that drops out.
-        steps: How often a step is run for the times.
+        dynamo: Which of torch's exporters runs: torch.export (True) or TorchScript (False).
+        setup: ``package.module:function``, called first in the fresh process. It registers (`register`) what cannot be
+            imported, such as classes of ``__main__`` and classes inside functions.
+        allow: What that process may import. Default: what the exported file names, because this process has just written it.
+            With ``file``: what an export of the model names.
+        inline, portable, opaque, functions, fallback, dynamic_shapes, opset_version: As `export` takes them. Where ``portable``
+            leaves no PythonOp, that process calls no ``setup`` and may import nothing, whatever ``allow`` says.
+        bisect: Whether to look for the first node that departs, where something differs (`Report.first_departure`). Not for a
+            model that drops out.
+        steps: How often a step runs for the times in the report.
         timeout: Seconds that the fresh process may take.
-        file: A path, or what else `exporter.load` takes: this file is compared, as it is, and none is exported. The first rows are its
-            weights, bit by bit; Functions that have changed since its export are in the notes.
-        providers: As `exporter.load` takes them. With a ``precision`` of "bfloat16", tensors of float32 may differ as those of bfloat16.
+        file: A path, or what else `load` takes: compare this file, and export none. The first rows are its weights, bit by bit.
+            Functions that have changed since its export are in the notes.
+        providers: As `load` takes them. With a ``precision`` of "bfloat16", tensors of float32 may differ as bfloat16 does.
+
+    Returns:
+        The report. ``ok`` says whether all is equal; ``print`` shows the rows.
 
     Raises:
         ExportError: The model cannot be exported, or fails in eager mode on its own example.
         FormatError: ``file`` is damaged, or a training step.
-        TrustError: The fresh process cannot resolve a class; the message names the remedy.
-        RunError: It failed otherwise; the message has the end of its account. Or no output of the file has a gradient, and
-            eager's gradients are not all zero.
+        TrustError: The fresh process cannot import a class. The message has the way out.
+        RunError: That process failed otherwise; the message has the end of its output. Or no output of the file has a gradient,
+            and eager's gradients are not all zero.
         ArgumentError: There is no such provider.
-        PythonopError: The model draws random numbers other than Dropout's, so that no two runs are comparable.
+        PythonopError: The model draws random numbers other than Dropout's, so that two runs cannot be compared.
+
+    Examples:
+        >>> report = exporter.verify(model, (x,))
+        >>> report.ok
+        True
     """
     case = (
         model

@@ -176,37 +176,40 @@ COMPOSITES: dict[tuple[str, str], Composite] = {}
 
 
 def gradient(*op_types: str, domain: str = "", broadcast: bool = False, straight_through: bool = False) -> Callable[[Function], Function]:
-    """Register a gradient rule; its second parameter says which of two kinds it is.
+    """Register the gradient rule of an ONNX operator; use it as a decorator.
 
-    Preferred is a **formula**: ``def rule(op, g, x, z, *, y, alpha)``.
+    A rule is a function that builds the nodes of the gradient. Its second parameter says which of two kinds it is. The first
+    kind is usually enough.
 
-    - ``op`` builds nodes (``op.MatMul(a, b)``); within a rule ``+ - * /`` on values do too.
-    - ``g`` is the cotangent of output 0 (the rule is not asked where it has none). A rule that wants those of all outputs
-      takes ``gs`` in its place, with None where nothing flows.
-    - Then come the inputs of the node in their order: None for one that is not given, ``*xs`` for any number of them. Inputs
-      that the rule does not name have no gradient.
-    - Keyword parameters are attributes. One that the node does not carry has the default of the operator's schema, or that of
-      the parameter; in an operator with a schema it is None without either. Three keywords are no attributes: ``y`` is
-      output 0, ``ys`` are all outputs, ``node`` is the node.
+    **A formula**: ``def rule(op, g, x, z, *, y, alpha)``.
 
-    Any other second parameter is the **node**: ``def rule(op, node, *gradients)``, with the cotangent of each output, None
-    where nothing flows. Then every input can have a gradient, and a short list stands for one with None behind.
+    - ``op`` builds nodes: ``op.MatMul(a, b)``. ``+ - * /`` on values build nodes, too.
+    - ``g`` is the gradient of output 0. The rule is called only where there is one. A rule that wants those of all outputs
+      takes ``gs`` instead, a list with None where there is none.
+    - Then come the inputs of the node in their order: None for one that is not given, ``*xs`` for any number of them. An input
+      that the rule does not name has no gradient.
+    - Keyword parameters are attributes of the node. One that the node does not have gets the default of the operator's
+      schema, or that of the parameter, or None. Three keywords are not attributes: ``y`` is output 0, ``ys`` are all outputs,
+      ``node`` is the node.
 
-    Both return a gradient per input, None where there is none; a single value is that of the first input. Inputs that are on
-    no path (integers) may be left out at the end. A mapping from values to gradients may stand for the list (rules of
-    control flow: captured values have gradients too). Sums over broadcast dims, accumulation and casts are the engine's work.
+    **A node**: ``def rule(op, node, *gradients)``, with any other name for the second parameter. ``gradients`` has the gradient
+    of each output, None where there is none. Every input can have a gradient, and a list that is too short ends in None.
+
+    Both kinds return a gradient for each input, in order, and None where there is none. A single value is the gradient of the
+    first input. Inputs without gradients (integers) may be left out at the end. A mapping from values to gradients may stand in
+    place of the list. Sums over broadcast axes, accumulation and casts are done for you.
 
     Args:
         *op_types: The operators that the rule is for.
-        domain: Their domain; "" is that of the ONNX standard.
-        broadcast: Whether the operator broadcasts its inputs; gradients are then summed to the inputs' shapes.
-        straight_through: Whether the outputs are integers through which a gradient passes nevertheless, as those of QuantizeLinear.
+        domain: Their domain. "" is that of the ONNX standard.
+        broadcast: Whether the operator broadcasts its inputs. Gradients are then summed to the shapes of the inputs.
+        straight_through: Whether a gradient passes through integer outputs, as those of QuantizeLinear.
 
     Raises:
         ArgumentError: A formula names more inputs than the operator's schema has, or a keyword that is none of the above.
 
-    Example:
-        >>> @gradient("Square", domain="my.domain")
+    Examples:
+        >>> @exporter.gradient("Square", domain="my.domain")
         ... def square(op, g, x):
         ...     return 2.0 * x * g
     """

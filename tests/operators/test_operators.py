@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +51,38 @@ def test_the_record_has_no_other_wrong_rows():
     assert known.unexpected(sweep.lines().values()) == []
 
 
-def test_the_page_is_made_of_the_record():
-    page = table.page(sweep.lines(), sweep.lines(sweep.OPAQUE))
-    assert table.DOCUMENT.read_text() == page, "python -m tests.operators.table"
+def test_the_pages_are_made_of_the_record():
+    pages = table.pages(sweep.lines(), sweep.lines(sweep.OPAQUE))
+    assert {*table.FOLDER.glob("*"), table.DOCUMENT} == set(pages)
+    for page, text in pages.items():
+        assert page.read_text() == text, f"{page.name}: python -m tests.operators.table"
+
+
+def test_each_operator_has_one_heading_and_links_lead_to_it():
+    pages = {page.relative_to(table.DOCUMENT.parent).as_posix(): page.read_text() for page in table.FOLDER.glob("*.md")}
+    headings = Counter(heading for text in pages.values() for heading in re.findall(r"^## `(.+)`$", text, re.M))
+    assert headings == Counter(table.called(name) for name in {name for (name, _), line in sweep.lines().items() if line.kinds})
+    links = re.findall(r"\[([^]]+)\]\((operators/[\w-]+\.md)#([^)]+)\)", table.DOCUMENT.read_text())
+    assert links
+    for name, page, anchor in links:
+        assert f"\n## `{name}`\n" in pages[page]
+        assert anchor == re.sub(r"[^\w -]", "", name.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("nn_functional_relu", "nn.functional.relu"),
+        ("masked_fill", "masked_fill"),
+        ("masked_softmax", "masked.softmax"),
+        ("special_polygamma_special_polygamma_n_0", "special.polygamma (n=0)"),
+        ("mvlgamma_mvlgamma_p_3", "mvlgamma (p=3)"),
+        ("torch__scaled_mm", "torch._scaled_mm"),
+        ("__radd__", "__radd__"),
+    ],
+)
+def test_an_operator_is_called_as_people_call_it(name, written):
+    assert table.called(name) == written
 
 
 def test_whatever_torch_fails_at_is_an_opaque_node_or_says_why_not():

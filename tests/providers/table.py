@@ -28,10 +28,13 @@ _COUNTED = {"equal": "equal", **_SAID}
 _HEAD = """\
 # Execution providers
 
-A gradient graph and a training step are standard operators, and an execution provider of onnxruntime may take all of them or some. Here is which
-takes what, without a node on the CPU. `make test-providers` asks those that run on a machine without a GPU, and writes this page anew.
+Here you find out whether an execution provider of onnxruntime runs your training step or your gradients, without leaving a node to the CPU.
 
-[Other devices](devices.md) says how a session, a module or a training step is given a provider.
+An execution provider is the part of onnxruntime that runs a graph on one kind of hardware. [Other devices](devices.md) shows how to choose one. Files of
+pythonop are made of standard operators; a provider may have all of them, or only some. Look for a model like yours under
+[Training steps](#training-steps), or for a single operator under [Gradients by operator](#gradients-by-operator).
+
+`make test-providers` runs the providers that need no GPU, and writes this page again. These were asked:
 
 """
 
@@ -42,8 +45,8 @@ def page(
     """The text of the page."""
     references = load() if references is None else references
     lines = [_HEAD, *(f"- **{name}**: {found['said']}.\n" for name, found in _asked(record))]
-    lines.append("- CUDA and others that need a GPU: not run here.\n")
-    lines += ["\n## Steps\n\n", *_steps(record), "\n## Gradients, counted\n\n", *_counts(record)]
+    lines.append("- CUDA and other providers that need a GPU were not run.\n")
+    lines += ["\n## Training steps\n\n", *_steps(record), "\n## Gradients in total\n\n", *_counts(record)]
     lines += ["\n## Gradients by operator\n\n", *_operators(record, references, operators(references, rules))]
     return "".join(lines)
 
@@ -67,9 +70,9 @@ def _asked(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _steps(record: Mapping[str, Any]) -> Iterator[str]:
     asked = [(name, found["steps"]) for name, found in _asked(record)]
     yield (
-        "Twenty steps of training on the provider beside twenty in eager PyTorch, dropout with the same masks. The numbers are the largest\n"
-        "differences of the losses and of the weights after all of them, relative to the largest loss and the largest weight of a parameter.\n"
-        f"**Equal**: below {LOSSES:.0e} and {WEIGHTS:.0e}.\n\n"
+        "Twenty training steps ran on the provider and in eager PyTorch, with the same dropout masks. A cell has two numbers: the largest\n"
+        "difference of a loss, relative to the largest loss, and the largest difference of a weight after all steps, relative to the largest\n"
+        f"weight of its parameter. **equal** means that they are below {LOSSES:.0e} and {WEIGHTS:.0e}.\n\n"
     )
     yield _row("step", *(name for name, _ in asked))
     yield "|---|" + "---|" * len(asked) + "\n"
@@ -88,10 +91,11 @@ def _step(cell: Any) -> str:
 
 def _counts(record: Mapping[str, Any]) -> Iterator[str]:
     yield (
-        "The node tests of the ONNX standard that have a gradient, each with its gradient graph, beside differences taken once in float64\n"
-        "(`tests/symbolics/gradients/make_references.py`).\n\n"
+        "Each node test of the ONNX standard that has a gradient ran with its gradient graph, which computes the gradients beside the outputs.\n"
+        'The gradients were compared with finite differences in float64. "does not open" means that the provider lacks an operator of the graph, and\n'
+        "nothing may run on the CPU in its place.\n\n"
     )
-    yield _row("", *_COUNTED.values(), "cases")
+    yield _row("provider", *_COUNTED.values(), "cases")
     yield "|---|" + "--:|" * (len(_COUNTED) + 1) + "\n"
     for name, found in _asked(record):
         words, tried = Counter(word for word, _ in found["cases"].values()), sum(found["tried"].values())
@@ -100,7 +104,10 @@ def _counts(record: Mapping[str, Any]) -> Iterator[str]:
 
 def _operators(record: Mapping[str, Any], references: Mapping[str, Reference], counts: Mapping[str, int]) -> Iterator[str]:
     asked = list(_asked(record))
-    yield "How many cases of an operator are equal, and why the others are not. No number: all are.\n\n"
+    yield (
+        'The number is how many cases of the operator are equal; behind it stands why the others are not. A cell that only says "equal" means all cases.\n'
+        '"on the CPU: Cast" names operators that the provider leaves to the CPU, which nothing may run on here. In ordinary use the CPU runs them.\n\n'
+    )
     yield _row("operator", "cases", *(name for name, _ in asked))
     yield "|---|--:|" + "---|" * len(asked) + "\n"
     failed = {name: _by_operator(found["cases"], references) for name, found in asked}

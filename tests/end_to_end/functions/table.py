@@ -26,28 +26,52 @@ WORKING = {"works", "warned"}  # one opaque node, equal, no action by the user
 TORCH = {"torch"}  # set apart: torch's own exporter cannot trace it either
 
 _HEAD = """\
-# Functions, habit by habit
+# Functions
 
-What becomes of everything that an `autograd.Function` can do, and an [operator](#operators) of torch.library or of a C++ extension, on both exporters and both engines. Each row is a small model
-(`tests/end_to_end/functions/`) that is exported, saved, and opened in a fresh process, which builds the gradient graph; outputs and the
-gradients of all parameters and inputs are compared with eager PyTorch, twice in a row. `make test` keeps the table:
-`python -m tests.end_to_end.functions.table` writes it anew.
+Here you find out whether a Function that is written like yours exports, runs and trains with pythonop, and what to do where it does not.
+
+## Find your case
+
+Each row is one way to write or to call a `torch.autograd.Function`, or an [operator](#operators) of torch.library or of a C++ extension. Look in
+the section of what is special about yours:
+
+| section | what its rows are about |
+|---|---|
+| [ctx API](#ctx-api) | what forward and backward do with `ctx` |
+| [Arguments](#arguments) | what you pass to `apply` |
+| [Outputs](#outputs) | what forward returns |
+| [Backward](#backward) | what backward returns and does |
+| [Calls](#calls) | how and where the Function is called |
+| [Warnings](#warnings) | what pythonop warns of, and Functions that keep state |
+| [Operators](#operators) | `torch.library` and C++ extensions |
+| [Messages](#messages) | what pythonop or torch says for each row that does not simply work |
+
+## How to read a row
+
+**dynamo** and **TorchScript** are torch's exporters (`dynamo=True`, the default, and `dynamo=False`). **onnxruntime** and **reference** say
+which of these ran the file, forward and backward: onnxruntime, and ONNX's reference implementation. The last two columns are of files exported
+with [`portable=True`](portable.md): a row works there if the file has no node that calls Python, and runs forward and backward with an empty
+`allow`.
 
 | outcome | meaning |
 |---|---|
-| works | one opaque node a call; forward and backward equal eager's; nothing to do for the user; no warning |
-| warned | the same, with a warning that names Function, module and remedy |
-| inlined | equal, but the Function's own operations are in the file, and a notice says so |
-| registered | equal once `exporter.register` was called in both processes; refused before, with that remedy |
-| refused | a clear error and no file, or no run |
-| opaque | of a portable file (`portable=True`): a PythonOp stays, and a warning says why |
+| works | each call is one node, a PythonOp that calls your Function; forward and backward equal eager's; you have nothing to do |
+| warned | the same, with a warning that names Function, module and way out |
+| inlined | equal, but the Function's own operations are in the file instead of a node, and a notice says so |
+| registered | equal after you call `exporter.register` in both processes; before that, an error that says so |
+| refused | a clear error, and no file, or no run |
+| opaque | of a portable file: the call stays a PythonOp, and a warning says why |
 | torch | plain `torch.onnx.export` cannot export the model either; the message is torch's own |
 
-No row is wrong. The onnxruntime and reference columns say which engines ran the row, forward and backward. The last two columns are of portable
-files, on dynamo and on TorchScript: a row works where the file has no PythonOp and runs, forward and backward, with an empty `allow`.
+Each row is a small model (`tests/end_to_end/functions/`). It is exported, saved, and opened in a fresh process, which builds the gradient graph.
+Outputs and the gradients of all parameters and inputs are compared with eager PyTorch, twice in a row. No row is wrong.
+`python -m tests.end_to_end.functions.table` runs all rows and writes this page.
 
-A gradient comes to a backward dense and contiguous. autograd hands on views where it has them (the strides of a transpose, 0 of an expand): a backward that
-reads `g.stride()` or `g.is_contiguous()` sees another layout in a file, and another result if it depends on that; `g.contiguous()` makes both the same.
+**One thing to know of your backward.** In a file, the gradient that comes to it is dense and contiguous. In eager it may be a view (with the
+strides of a transpose, or 0 of an expand). A backward whose result depends on `g.stride()` or `g.is_contiguous()` gives another result in a
+file. `g.contiguous()` makes both the same.
+
+## How many rows work
 """
 
 
@@ -80,7 +104,7 @@ def share(outcomes: Sequence[str]) -> float:
 def summary(name: str, outcomes: Sequence[str]) -> str:
     """The document's line on one exporter."""
     shown = ", ".join(f"{count} {outcome}" for outcome, count in Counter(outcomes).most_common())
-    return f"- **{name}**: {len(outcomes)} rows: {shown}; {share(outcomes):.0%} of those that torch can trace work or work with a warning."
+    return f"- **{name}**: {len(outcomes)} rows: {shown}; {share(outcomes):.0%} of those that torch can trace work, some with a warning."
 
 
 def table_of(text: str) -> dict[tuple[str, str], list[str]]:
@@ -105,7 +129,7 @@ def _document(cells: dict[tuple[str, bool, bool], Cell]) -> str:
     meant = [row for row in ROWS if row.rule]
     lines += [
         "",
-        f"{len(meant)} rows are meant to do something else than to work in silence; all others work on every exporter that can trace them:",
+        f"All rows but {len(meant)} work with every exporter that can trace them. These {len(meant)} do something else on purpose, for these reasons:",
         "",
     ]
     for rule in dict.fromkeys(row.rule for row in meant):
@@ -116,7 +140,7 @@ def _document(cells: dict[tuple[str, bool, bool], Cell]) -> str:
             "",
             f"## {group}",
             "",
-            "| | dynamo | TorchScript | onnxruntime | reference | portable: dynamo | TorchScript |",
+            "| case | dynamo | TorchScript | onnxruntime | reference | portable: dynamo | TorchScript |",
             "|---|---|---|---|---|---|---|",
         ]
         for row in (row for row in ROWS if row.group == group):
@@ -134,7 +158,7 @@ def _document(cells: dict[tuple[str, bool, bool], Cell]) -> str:
                     messages.append(f"- **{row.what.replace('*', chr(92) + '*')}** ({name}, {cell.outcome}): {_code(short(cell.message))}")
             if opaque is not None:
                 messages.append(f"- **{row.what.replace('*', chr(92) + '*')}** (portable, opaque): {_code(short(opaque.message))}")
-    lines += ["", "# Messages", "", *messages, ""]
+    lines += ["", "## Messages", "", *messages, ""]
     return "\n".join(lines)
 
 

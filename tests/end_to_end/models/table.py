@@ -22,16 +22,30 @@ EXPORTERS = {"torch.export": True, "TorchScript": False}
 _HEAD = """\
 # Models
 
-Models that call autograd Functions in ordinary use, and the architectures that everybody has, each exported by both of
-torch's exporters and verified by `exporter.verify`: the saved file is opened by a fresh process, run with its gradient graph on
-stock onnxruntime, and compared with eager PyTorch, outputs and the gradients of every parameter and float input. They are small and have
-random weights. `make test` keeps the table: `python -m tests.end_to_end.models.table` writes it anew.
+Here you see which kinds of models were exported and compared with eager PyTorch, and how close the files are. Look for an architecture that is
+like yours.
 
-Errors are the largest of any tensor, in units of the tensor's largest value (of a gradient, at least a hundredth of the model's
-largest), against float64 where the model runs in it. A model that rounds (I-BERT) is allowed ten times what eager's own float32 is away from
-that. The gradient graph's nodes are those of its backward half.
+Each model was exported with both of torch's exporters and verified by `exporter.verify`: a fresh process opened the saved file, ran it with its
+gradient graph on stock onnxruntime, and compared outputs and the gradients of every parameter and float input with eager. The models are small
+and have random weights. Some call autograd Functions in ordinary use, the others are common architectures. [Packages](wild.md) has many more.
 
-| model | exporter | PythonOps | nodes | of the gradient graph | output error | gradient error | status |
+To do the same with your own model, run [`pythonop verify`](verify-in-ci.md).
+
+## How to read a row
+
+| column | meaning |
+|---|---|
+| PythonOps | nodes that call Python, one for each call of a Function |
+| nodes | nodes of the file |
+| gradient nodes | nodes of the backward half of its gradient graph |
+| output error, gradient error | the largest error of any tensor, relative to the tensor's largest value. For a gradient, that value is at least a hundredth of the model's largest gradient. Errors are against float64 where the model runs in it |
+| status | "equal" where all errors are within what float32 allows. I-BERT, which rounds, is allowed ten times the error of eager's own float32 |
+
+`python -m tests.end_to_end.models.table` runs all models and writes this page.
+
+## The models
+
+| model | exporter | PythonOps | nodes | gradient nodes | output error | gradient error | status |
 |---|---|---|---|---|---|---|---|
 """
 

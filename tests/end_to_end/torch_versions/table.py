@@ -35,27 +35,36 @@ RECORDS = Path(__file__).with_name("records")
 _HEAD = """\
 # Versions
 
-Which torch the package was run on, and what of it works there. Each line is one run of the whole
-[functions table](functions.md) and of all [models](models.md), on both exporters: exported, saved, opened in a fresh process,
-outputs and every gradient compared with eager PyTorch of the same release. `make versions TORCH=2.15.0` runs them on a torch
-and writes this page anew. A line of fewer rows is a run from before the others
-were added; the last column is the onnxruntime of that run. `make test` holds the page against the table, and runs the functions and most models on what
-`constraints.txt` pins: torch {torch}, onnxruntime {onnxruntime}. `make test-torch TORCH=2.15.0` runs the
-tests of export, functions, models, loaded modules and verification on that torch, and `make pages TORCH=2.15.0` the blocks of the README and of these
-pages on it, with the newest of all else that pip finds.
+Here you find out whether pythonop works with your release of torch and Python, and what differs from the release that it is developed with.
 
-| torch | Python | exporter | `Function.apply` is | functions as in the table | models equal | onnxruntime |
+pythonop is developed and tested with torch {torch} and onnxruntime {onnxruntime}. Find the row of your torch. A torch that is not in the table
+may work: pythonop warns once that it was not tried, and [below](#a-torch-that-is-not-in-the-table) stands what happens then.
+
+Each row is one run of all [Functions](functions.md) and all [models](models.md) with one exporter. They were exported, saved, opened in a fresh
+process, and compared with eager PyTorch of the same release, outputs and every gradient. The columns are:
+
+- **`Function.apply` is**: how this torch calls a Function, in Python or in C. pythonop handles both.
+- **Functions as expected**: how many rows of the [table of Functions](functions.md) have the outcome that stands there. Rows that differ are
+  listed below the table. A row that counts fewer is a run from before the others were added.
+- **models equal**: how many models equal eager.
+- **onnxruntime**: the release of that run.
+
+| torch | Python | exporter | `Function.apply` is | Functions as expected | models equal | onnxruntime |
 |---|---|---|---|---|---|---|
 """
 
 _TAIL = """\
 
-A torch that is newer than these warns once, when a hook opens. One that calls Functions in another way than these is an
-`ExportError` before anything is exported: each hook first calls a Function of its own, late and early bound
-(`MyFn.apply(x)`, `f = MyFn.apply; f(x)`), and wants to see both calls. What is known of the ways stands in
-`symbolics/capture/interception.py`; private names of torch have a test each in `tests/symbolics/test_torch_private.py`.
+## A torch that is not in the table
 
-CUDA has not been run: the code for CUDAExecutionProvider is tested on the CPU alone.
+A newer torch warns once, when an export begins. If it calls Functions in a way that pythonop does not know, that is an `ExportError` before
+anything is exported: pythonop first calls a Function of its own (`MyFn.apply(x)`, `f = MyFn.apply; f(x)`), and checks that it sees both calls.
+
+`make versions TORCH=2.15.0` runs everything on a release of torch and writes this page. `make test-torch TORCH=2.15.0` runs the tests of export,
+functions, models, loaded modules and verification on it. `make pages TORCH=2.15.0` runs the code of these pages, with the newest release of
+every other package. [Maintaining pythonop](maintaining.md) says what to do about a new torch.
+
+CUDA was not run: what pythonop does for CUDAExecutionProvider is tested on the CPU only.
 """
 
 
@@ -80,7 +89,7 @@ def records() -> list[dict[str, Any]]:
 
 def page() -> str:
     """The document."""
-    lines, differing = [], []
+    lines, differing, names = [], [], {row.id: row.what for row in ROWS}
     for record in records():
         functions = record["functions"]
         for column, (exporter, _) in enumerate(EXPORTERS.items()):
@@ -97,7 +106,7 @@ def page() -> str:
             ]
             lines.append(f"| {' | '.join(cells)} |\n")
             what = f"torch {record['torch']}, Python {record['python']}, {exporter}"
-            differing += [f"- {what}: `{row}` is {found}, in the table {expected()[row][column]}\n" for row, found in other.items()]
+            differing += [f'- {what}: "{names[row]}" is {found}, expected: {expected()[row][column]}\n' for row, found in other.items()]
             differing += [
                 f"- {what}: {NAMES[name]}: {found[column]}\n" for name, found in record["models"].items() if found[column] != "equal"
             ]
@@ -105,8 +114,8 @@ def page() -> str:
     return (
         _HEAD.format(**{name: pins[name] for name in ("torch", "onnxruntime")})
         + "".join(lines)
-        + "\n## What differs between them\n\n"
-        + ("".join(differing) or "Nothing: every row and every model.\n")
+        + "\n## What differs\n\n"
+        + ("".join(differing) or "Nothing: every row and every model is as expected.\n")
         + _TAIL
     )
 

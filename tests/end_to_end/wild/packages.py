@@ -170,9 +170,9 @@ def torchsde_adjoint(m, x):
 
 
 _INLINE = (
-    "inline=['gpytorch.*'], or nothing where the kernel's gradients are not wanted: its Function takes a lambda over the kernel module"
+    "inline=['gpytorch.*'], because its Function takes a lambda over the kernel module; nothing if you do not need the kernel's gradients"
 )
-_SHAPE = "dynamo=False: the library branches on values, which torch.export cannot trace"
+_SHAPE = "dynamo=False, because the library branches on values, which torch.export cannot trace"
 PACKAGES = [
     Package("entmax15", "entmax", "entmax15", "nothing"),
     Package("sparsemax", "entmax", "sparsemax", "nothing"),
@@ -184,15 +184,15 @@ PACKAGES = [
     Package(
         "spikingjelly_lif",
         "spikingjelly",
-        "LIFNode over three time steps: its operator sj_lif calls the Function",
-        "allow=['sj_lif::*'] beside spikingjelly.*: a file names the operator",
+        "LIFNode over three time steps; its operator sj_lif calls the Function",
+        "allow=['spikingjelly.*', 'sj_lif::*'], because the file names the operator as well",
         operators=("sj_lif::*",),
     ),
     Package(
         "brevitas_layers",
         "brevitas",
-        "QuantLinear and QuantReLU: under torch.jit they go around their Functions",
-        "nothing; with dynamo=False a warning says that the model was told it runs in eager mode",
+        "QuantLinear and QuantReLU; under torch.jit they do not call their Functions",
+        "nothing; with dynamo=False a warning says that pythonop told the model that it runs in eager mode",
         torchscript="warned",
         says="^$|goes around it",
     ),
@@ -210,7 +210,7 @@ PACKAGES = [
         "gpytorch_matern",
         "gpytorch",
         "kernels.MaternKernel",
-        "no way yet: its Function takes a lambda over the kernel module, and inlined its gradient at equal points is NaN",
+        "does not work: its Function takes a lambda over the kernel module, and with inline= its gradient at equal points is NaN",
         "torch",
         "refused",
         "aten.equal|MaternCovariance.*function over the MaternKernel.*inline=",
@@ -219,7 +219,7 @@ PACKAGES = [
         "linear_operator_solve",
         "linear_operator",
         "solve",
-        "a decomposition that ONNX has (torch exports no Cholesky)",
+        "another decomposition: ONNX has no Cholesky",
         "torch",
         "torch",
         "data-dependent|linalg_cholesky",
@@ -237,7 +237,7 @@ PACKAGES = [
         "torchsde_adjoint",
         "torchsde",
         "sdeint_adjoint",
-        "not to be exported: its generators are Python objects",
+        "does not work: its random generators are Python objects",
         "torch",
         "torch",
         "data-dependent|unordered_map|Generator",
