@@ -109,7 +109,7 @@ def reading(source: Any) -> Iterator[None]:
 
 
 def graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
-    """Every graph of a model: the main one, functions, and the bodies inside them."""
+    """Every graph of a model, in no order to rely on: the main one, functions, and the bodies inside them."""
     yield from (graph for graph, _ in _inside(proto.graph, *proto.functions))
 
 

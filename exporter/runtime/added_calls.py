@@ -24,9 +24,9 @@ def add_call(
     Args:
         op: Takes the node. The model has to import the domain "com.microsoft", and the session has to be allowed the Function.
         function: Its forward takes the inputs, then the constants, and returns a tuple of tensors.
-        inputs: Its tensors, all of one type.
+        inputs: Its tensors.
         constants: Its other arguments: numbers, texts, tuples of them.
-        likes: For each tensor that it returns, a value of that shape; it has the type of the inputs.
+        likes: For each tensor that it returns, a value of that shape; it has the type of the first input.
 
     Returns:
         What it returns, a value each.
@@ -39,7 +39,7 @@ def add_call(
         name=qualified_name(function),
         args=(*map(Slot, range(len(inputs))), *constants),
         outputs=tuple(map(Slot, range(outputs))),
-        input_types=(kind,) * len(inputs),
+        input_types=tuple(int(value.dtype or kind) for value in inputs),
         input_ranks=ranks,
         input_requires_grads=(False,) * len(inputs),
         output_types=(kind,) * outputs,
