@@ -23,7 +23,7 @@
 #                    ONNX files of other tools that packages ship (docs/foreign-models.md): outputs, gradients, a loss that falls
 #   make test-operators
 #                    all of torch's own operators on both exporters, at samples and extremes, beside eager, and what torch.onnx fails at
-#                    again with opaque="missing" (an hour or two on two cores; one that was stopped goes on); writes docs/operators.md anew
+#                    again with opaque="missing" (an hour or two on two cores; one that was stopped goes on); writes docs/operators.md and docs/operators/ anew
 #   make test-alone
 #                    where torch.onnx.export alone works, ours works: plain models, Functions, models, and the wild packages that are
 #                    installed, on both exporters, about 12 minutes on two cores (make test-long runs a third of it)
