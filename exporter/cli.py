@@ -107,9 +107,9 @@ def main(context: click.Context, traceback: bool) -> None:
         context.with_resource(full())
     # It tells of a damaged file with the file's own names, as they are: what is wrong is said by us.
     logging.getLogger("onnx_ir").setLevel(logging.CRITICAL)
-    # Console scripts do not have it, python -m does.
+    # Console scripts do not have it, python -m does. Behind all else: a torch.py beside a stranger's file is not imported in torch's place.
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+        sys.path.append(os.getcwd())
 
 
 if __name__ == "__main__":

@@ -34,5 +34,6 @@ def assert_roundtrip(model: Any, args: Any = (), kwargs: dict[str, Any] | None =
         lines = [f"  {row.kind} {row.name}: {row.problem or f'error {row.error:.1e}, allowed {row.tolerance:.1e}'}" for row in bad[:20]]
         more = [f"  and {len(bad) - 20} more"] if len(bad) > 20 else []
         departure = [f"first departure: {report.first_departure}"] if report.first_departure else []
-        raise AssertionError("\n".join([report.summary(), *lines, *more, *departure]))
+        notes = [f"{note.title}: {note.text}" for note in report.notes]
+        raise AssertionError("\n".join([report.summary(), *lines, *more, *departure, *notes]))
     return report

@@ -349,7 +349,7 @@ class Gate:
         if _is_powerful(module):
             why = f"{shown(module)} lies in the standard library, or is known to start processes or to load code"
         if not self.allows(name):
-            pattern = "" if why else f" (or a pattern such as {shown(module) + ':*'!r})"
+            pattern = f" ({why})" if _is_powerful(module) else "" if why else f" (or a pattern such as {shown(module) + ':*'!r})"
             raise TrustError(
                 f"the file names {shown(name)} ({wanted}), which is not allowed{self._given()}: pass allow=[{shown(name)!r}]{pattern} "
                 "if you trust its code with what the file says, or call exporter.register(cls) first",

@@ -142,7 +142,8 @@ class Report:
             verdict += f"{', and others differ' if bad else ', but not all'} at a {' and a '.join(wrong)}"
         elif tried and not bad:
             verdict += f", also at a {' and a '.join(row.kind for row in tried)}"
-        return f"{verdict}; largest error {self.max_error:.1e} ({times})"
+        errors = [row.error for row in self.rows if not row.note and math.isfinite(row.error)]
+        return f"{verdict}; {f'largest error {max(errors):.1e} ' if errors else ''}({times})"
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """Write one page that needs nothing else: no network, no scripts, pictures inside; the graph where pygraphviz is installed.

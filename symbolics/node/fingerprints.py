@@ -204,10 +204,14 @@ class _Closure:
         for name in names:
             if type(function.__globals__.get(name)) is not bool:
                 self.places[f"{module}:{name}"] = function.__globals__, name
-        own = self.classes[0] if self.classes else None
+        own = (
+            self.classes[0]
+            if any(own_name(base)[0] == "torch.autograd.function" for cls in self.classes[:1] for base in cls.__mro__)
+            else None
+        )
         if not _FACTORIES.isdisjoint(attributes) or not _FACTORIES.isdisjoint(names):
             self.places[_MAKES] = {}, ""
-        for name in attributes & {name for cls in self.classes for name in names_in(cls)}:
+        for name in attributes & {name for cls in self.classes for name in names_in(cls)} if own is not None else ():
             self.places[f"{own_name(own)[0]}:{own_name(own)[1]}.{name}"] = own, name
         for name, attribute in pairs:
             holder = _holder_of(function.__globals__.get(name), module.partition(".")[0])

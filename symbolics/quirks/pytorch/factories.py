@@ -19,7 +19,8 @@ QUIRK = Quirk(
     upstream="torch",
     seen="2.13",
     wrong="TorchScript writes Range and EyeLike of types that ONNX or onnxruntime has them not for, has no logspace, gives float64 for a linspace of an open number of steps, keeps the example's sizes in torch.tensor([x.shape[0]]), and makes arange(0.5, n, 1.7) of int32 "
-    "of the numbers without their fractions; dynamo refuses a step below 1 there, and makes an open number of steps of linspace the example's",
+    "of the numbers without their fractions; dynamo refuses a step below 1 there, and makes an open number of steps of linspace the example's; "
+    "both take float32 for torch's default type of new tensors",
 )
 
 #: The types in which eager mode counts with the fractions and then leaves them out; in the others it leaves them out first. int64 is one since torch 2.15.
@@ -119,11 +120,32 @@ def _as_tensor(data: Any, **how: Any) -> Any:
     return torch.tensor(data, **how) if open_ else NotImplemented
 
 
+def _of_default_type(factory: Any, inner: Rewrite | None = None) -> Rewrite:
+    """Say the type that new tensors have by default, where it is not float32, which both exporters take for it."""
+
+    def formula(*args: Any, dtype: torch.dtype | None = None, **how: Any) -> Any:
+        usual = torch.get_default_dtype()
+        if dtype is not None or usual is torch.float32 or not _makes_floats(factory, args, how):
+            return NotImplemented
+        return factory(*args, dtype=usual, **how)
+
+    return instead(formula, inner)
+
+
+def _makes_floats(factory: Any, args: tuple[Any, ...], how: dict[str, Any]) -> bool:
+    """Whether a factory gives floats where no type is asked for: two of them do so only for floats among their numbers."""
+    if factory is torch.full:
+        return isinstance(how.get("fill_value", args[1] if len(args) > 1 else None), (float, torch.SymFloat))
+    numbers = (*args, *(how.get(name) for name in ("start", "end", "step")))
+    return factory is not torch.arange or any(isinstance(number, (float, torch.SymFloat)) for number in numbers)
+
+
 FACTORIES: dict[Any, Rewrite] = {
     torch.as_tensor: instead(_as_tensor),
     torch.tensor: instead_in_torchscript(_tensor),
-    torch.arange: instead(_arange),
-    torch.eye: instead_in_torchscript(_eye),
-    torch.linspace: instead(_linspace),
-    torch.logspace: instead_in_torchscript(_logspace),
+    torch.arange: instead(_arange, _of_default_type(torch.arange)),
+    torch.eye: instead_in_torchscript(_eye, _of_default_type(torch.eye)),
+    torch.linspace: instead(_linspace, _of_default_type(torch.linspace)),
+    torch.logspace: instead_in_torchscript(_logspace, _of_default_type(torch.logspace)),
+    **{factory: _of_default_type(factory) for factory in (torch.zeros, torch.ones, torch.full, torch.empty, torch.rand, torch.randn)},
 }
