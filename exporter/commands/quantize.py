@@ -105,7 +105,7 @@ def quantize(
         unchecked = checked([(quantized.model, output)], check, as_json)
         with status(f"writing {output}", as_json):
             save_model(quantized.model, output, external_data=external_data or None, check=False)
-        size, before = output.stat().st_size, file.stat().st_size
+        size, before = (path.stat().st_size + sum(data.stat().st_size for data in data_files(open_model(path))) for path in (output, file))
         facts = {
             "file": str(output),
             "bytes": size,

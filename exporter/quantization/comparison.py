@@ -67,6 +67,11 @@ def compare(rounded: ir.Model, integers: ir.Model, scales: Mapping[str, float], 
     outputs = [str(value.name) for value in rounded.graph.outputs]
     held = {str(value.name) for node in integers.graph for value in node.outputs}
     names = {name: place for name in scales if (place := quantized_name(name, outputs)) in held}
+    if missing := [name for name in outputs if name not in {value.name for value in integers.graph.outputs}]:
+        raise ArgumentError(
+            f"the model has the output {clean(missing[0])!r}, and the file in integers has {', '.join(clean(str(value.name)) for value in integers.graph.outputs)}: "
+            "give both exports the same output_names, or give the very file that was quantised"
+        )
     level = onnxruntime.GraphOptimizationLevel
     one = _session(rounded, [name for name in names if name not in outputs], level.ORT_DISABLE_ALL)
     two = _session(integers, [name for name in names.values() if name not in outputs], level.ORT_ENABLE_ALL)

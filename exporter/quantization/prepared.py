@@ -9,6 +9,7 @@ from typing import Any
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
+from exporter.files.tensors import check_data
 from exporter.gradient_graph.inference import infer_shapes
 from exporter.gradient_graph.model import own_copy, remove_marks
 from exporter.quantization.decided import decide, drop_settled_buffers
@@ -42,6 +43,18 @@ class Prepared:
     kept: Any
 
 
+def in_memory(model: Any) -> ir.Model:
+    """A copy of a model with all its weights in memory: parts of it are run, and onnxruntime looks for files beside the process.
+
+    Raises:
+        FormatError: The model is not valid, or the data of its weights is not there.
+    """
+    copy = own_copy(model)
+    check_data(copy)
+    ir.external_data.load_to_model(copy)
+    return copy
+
+
 def prepare(model: Any) -> Prepared:
     """A copy of a model in which quantisers can be found.
 
@@ -49,7 +62,7 @@ def prepare(model: Any) -> Prepared:
         FormatError: The model is not valid.
         ExportError: A Function computes something else than what `exporter.quantizer` declared.
     """
-    copy = own_copy(model)
+    copy = in_memory(model)
     kept = unread(copy.graph)  # parameters that the forward does not read are the model's, all the same
     from_qonnx_nodes(copy)
     declare(copy)

@@ -10,11 +10,10 @@ import numpy as np
 import onnx_ir as ir
 
 from exporter.errors import short
-from exporter.gradient_graph.model import own_copy
 from exporter.quantization.comparison import Comparison, compare, quantized_name
 from exporter.quantization.evaluation import Constants, compiled
 from exporter.quantization.grids import TOLERATED_FLOATS, TOLERATED_SHARE, number_of, thresholds
-from exporter.quantization.prepared import prepare
+from exporter.quantization.prepared import in_memory, prepare
 from exporter.quantization.quantizers import Quantizer, find_quantizers, function_of
 from symbolics.errors import ExportError
 from symbolics.graph.values import name_of
@@ -133,7 +132,7 @@ def verify_quantized(
         ExportError: The fake-quantised model has no quantiser, or the other file has none of them.
         FormatError: A model is not valid.
     """
-    prepared, whole = prepare(model), own_copy(integers)
+    prepared, whole = prepare(model), in_memory(integers)
     constants = Constants(prepared.model)
     quantizers, _ = find_quantizers(prepared.model, constants)
     if not quantizers:

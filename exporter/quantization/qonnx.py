@@ -10,10 +10,9 @@ import onnx_ir as ir
 
 from exporter.errors import short
 from exporter.files.program import Program
-from exporter.gradient_graph.model import own_copy
 from exporter.quantization.evaluation import Constants
 from exporter.quantization.grids import Grid, WeightGrid, thresholds
-from exporter.quantization.prepared import forget, prepare
+from exporter.quantization.prepared import forget, in_memory, prepare
 from exporter.quantization.products import weights_of
 from exporter.quantization.qonnx_nodes import DOMAIN, ends_of, from_qonnx_nodes
 from exporter.quantization.quantizers import Quantizer, find_bipolar, find_quantizers, function_of
@@ -138,7 +137,7 @@ def from_qonnx(model: Any) -> Program:
     Raises:
         FormatError: The model is not valid, has no such quantiser, or one that is damaged or not read (Trunc, FloatQuant).
     """
-    copy = own_copy(model)
+    copy = in_memory(model)
     if not from_qonnx_nodes(copy):
         raise FormatError(f"the model has no quantiser of QONNX: no Quant, IntQuant or BipolarQuant of the domain {DOMAIN}")
     return Program(copy)

@@ -193,3 +193,27 @@ def test_the_commands_bad_input(files, tmp_path):
         assert done.exit_code not in (0, 1) and told in done.output, done.output
         assert len(done.output.splitlines()) <= 8
     assert "are for --quantized" in call("tests.exporter.commands.cli_targets:rounded", "--runs", 3).output
+
+
+def test_weights_in_a_file_of_their_own_in_another_folder(tmp_path, monkeypatch):
+    """From the shell, too: nothing is looked for beside the process; sizes count both files."""
+    program, _, inputs = made("mlp, activations pact")
+    (tmp_path / "there").mkdir()
+    program.save(tmp_path / "there" / "model.onnx", external_data=True)
+    (data,) = [each for each in (tmp_path / "there").iterdir() if each.name != "model.onnx"]
+    monkeypatch.chdir(tmp_path)
+    for path in ("there/model.onnx", tmp_path / "there" / "model.onnx"):
+        quantized = exporter.quantize(path)
+        quantized.save("there/integers.onnx", external_data=True)
+        assert exporter.verify_quantized("there/integers.onnx", path, *inputs).ok
+    found = CliRunner().invoke(main, ["quantize", "there/model.onnx", "-o", "out.onnx", "--json"])
+    assert found.exit_code == 0, found.output
+    assert json.loads(found.stdout)["bytes_before"] == (tmp_path / "there" / "model.onnx").stat().st_size + data.stat().st_size
+
+
+def test_other_names_of_outputs_are_said():
+    program, quantized, inputs = made("mlp, activations pact")
+    other = program.model.clone()
+    other.graph.outputs[0].name = "scores"
+    with pytest.raises(exporter.ArgumentError, match="has the output 'scores', and the file in integers has .*output_names"):
+        exporter.verify_quantized(quantized, other, *inputs)
