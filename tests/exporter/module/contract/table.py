@@ -60,13 +60,20 @@ module.save("trained.onnx")  # the file, with the weights of now
 model.load_state_dict(module.state_dict())  # the names are those of the model
 ```
 
+To check the trained file against the model, in a test for example, [verify](verify-in-ci.md#check-a-file-that-exists) it. After the last line
+above, `model` has the weights of `trained.onnx`:
+
+```python
+exporter.testing.assert_roundtrip(model, (x,), file="trained.onnx")
+```
+
 The file may also be one [that another tool made](foreign-models.md).
 
 ## Choose how it is loaded
 
 | argument of `exporter.load` | what it does |
 |---|---|
-| `allow=` | what the file may import: classes and patterns such as `"mypkg.ops:*"` |
+| `allow=` | what the file may import: classes, and [patterns](command-line.md#name-functions) such as `"mypkg.ops:*"`, or `"mypkg.*"` for a whole package |
 | `device=` | where parameters and buffers are |
 | `providers=` | [the execution providers](devices.md) that run it |
 | `recompute=` | [less memory for more time](training-memory.md#use-less-memory) |
