@@ -27,7 +27,7 @@ __all__ = ["FUNCTIONS", "NUMPY", "Spelling", "differences", "spellings", "sweep"
 
 #: What numpy calls an argument, and what torch's parser takes for it.
 NUMPY = {"dim": ("axis",), "keepdim": ("keepdims",), "other": ("x2",)}
-RANDOM = {"multinomial", "normal", "randperm"}
+RANDOM = {"empty", "multinomial", "normal", "rand", "randn", "randperm"}
 #: Functions of sparse tensors, of storages and of random numbers of a key, which have no place in a file; an LSTM, at whose lists torch itself crashes; and a
 #: range, at whose ``arange(False, True, True, out=...)`` it does.
 NOT_CALLED = {
