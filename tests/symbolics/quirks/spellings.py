@@ -50,6 +50,8 @@ _SAMPLES: dict[str, list[tuple[Any, ...]]] = {  # those that the database does n
     "__xor__": [(_i, 2)],
     **{f"__i{name}__": [(_i, 2), (_i, torch.tensor([1, 0, 2]))] for name in ("and", "or", "xor", "lshift", "rshift")},
     "__lshift__": [(_i, 2)],
+    "rand": [((3, 2),), ((),)],
+    "randn": [((3, 2),), ((),)],
     "randperm": [(3,)],
     "unfold": [(_x, 1, 2, 1), (_x, -2, 2, 1)],
     "where": [(_x > 0, _x > 1, _x > -1), (_x > 0, _x, _x.flip(0)), (_x > 0, _x, 0.5), (_x, _x > 0, _x.flip(0))],
