@@ -87,6 +87,7 @@ def quantize(
     with reported(context):
         with status(f"looking for quantisers in {file}", as_json):
             model = open_model(file)
+            before = file.stat().st_size + sum(data.stat().st_size for data in data_files(model))
             writable(output, Failure, keep=data_files(model))
             if form != "integers":
                 program = exporter.to_qonnx(model) if form == "qonnx" else exporter.from_qonnx(model)
@@ -105,7 +106,7 @@ def quantize(
         unchecked = checked([(quantized.model, output)], check, as_json)
         with status(f"writing {output}", as_json):
             save_model(quantized.model, output, external_data=external_data or None, check=False)
-        size, before = (path.stat().st_size + sum(data.stat().st_size for data in data_files(open_model(path))) for path in (output, file))
+        size = output.stat().st_size + sum(data.stat().st_size for data in data_files(open_model(output)))
         facts = {
             "file": str(output),
             "bytes": size,

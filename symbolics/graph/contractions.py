@@ -28,12 +28,12 @@ from symbolics.graph.einsum import subscripts
 from symbolics.graph.shapes import dims_of, same_dim
 from symbolics.graph.values import attr, made_by, rank_of, static_shape
 
-__all__ = ["contract", "contract_product", "shape_of_product"]
+__all__ = ["FLOATS", "OPEN", "contract", "contract_product", "shape_of_product"]
 
 _Size = Callable[[], int | ir.Value]
 _TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT32, ir.DataType.INT64})
-_FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE})
-_OPEN = 300  # what an open size is taken for where forms are compared
+FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE})
+OPEN = 300  # what an open size is taken for where forms are compared
 _MANY = 8  # operands: orders of more are not searched for
 
 # Nanoseconds of onnxruntime 1.32 on one thread, float32; measured by `python -m benchmarks.contractions`.
@@ -129,7 +129,7 @@ def contract_product(op: Builder, x: ir.Value, axes: Sequence[int]) -> ir.Value 
     """
     product = made_by(x, "Mul")
     others = [use.node for use in x.uses() if use.node.op_type != "Shape"]
-    if product is None or x.dtype not in _FLOATS or x.is_graph_output() or [other.graph for other in others] != [product.graph]:
+    if product is None or x.dtype not in FLOATS or x.is_graph_output() or [other.graph for other in others] != [product.graph]:
         return None
     if (operands := _operands(product)) is None:
         return None
@@ -388,7 +388,7 @@ def _sizes(a: _Operand, b: _Operand) -> dict[str, int]:
     found = {}
     for letter in dict.fromkeys(a.letters + b.letters):
         dim = _joint(a, b, letter)
-        found[letter] = dim if isinstance(dim, int) else _OPEN
+        found[letter] = dim if isinstance(dim, int) else OPEN
     return found
 
 

@@ -13,16 +13,14 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from symbolics.graph.builder import Builder
-from symbolics.graph.contractions import contract_product
+from symbolics.graph.contractions import FLOATS, OPEN, contract_product
 from symbolics.graph.shapes import dims_of
 from symbolics.graph.values import array_of, attr
 
 __all__ = ["sum_over_few"]
 
-_FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE})
 #: Numbers of a matrix up to which adding one by one is quicker than a product of matrices (85 ns a matrix, 1.8 ns a number); and matrices from which it counts.
 _FEW, _MANY = 32, 64
-_OPEN = 300  # what an open size is taken for
 
 
 def sum_over_few(op: Builder, node: ir.Node) -> ir.Value | None:
@@ -40,7 +38,7 @@ def sum_over_few(op: Builder, node: ir.Node) -> ir.Value | None:
         The value; None where the node should stay: axes that are not known or not side by side, types other than float32 and float64, unknown sizes.
     """
     x = node.inputs[0]
-    dims = None if x is None or x.dtype not in _FLOATS else dims_of(x)
+    dims = None if x is None or x.dtype not in FLOATS else dims_of(x)
     axes = None if dims is None else _axes(node, len(dims))
     if x is None or dims is None or not axes:
         return None
@@ -69,4 +67,4 @@ def _axes(node: ir.Node, rank: int) -> list[int] | None:
 
 
 def _count(dims: Sequence[object]) -> int:
-    return math.prod(dim if isinstance(dim, int) else _OPEN for dim in dims)
+    return math.prod(dim if isinstance(dim, int) else OPEN for dim in dims)

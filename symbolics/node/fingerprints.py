@@ -4,7 +4,7 @@ A fingerprint is a digest of the syntax tree: of a half's methods, of what they 
 annotations, formatting and places do not count, nor does Python's release. Where there is no source it is one of the code objects, which
 another release of Python cannot compare. No torch here, and nothing is imported or run.
 
-What a program has set since, ``Spike.alpha = 3.0`` or ``config.STEPS = 25``, stands in no source: `values_read` finds such numbers and texts.
+What a program has set since, ``Spike.alpha = 3.0`` or ``config.STEPS = 25``, stands in no source: `Half.places` says where such values are, `symbolics.node.outside_values` reads them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ import types
 import warnings
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from symbolics.node.classes import is_class, look, names_in, own_name
 from symbolics.node.metadata import Fingerprint
 
-__all__ = ["changed_halves", "fingerprint", "makes_tensors", "values_read"]
+__all__ = ["Half", "changed_halves", "fingerprint", "halves_of"]
 
 #: How a fingerprint was taken; another rule gets another name, so that nobody compares with what an older one gave.
 _SOURCE = "source-1"
@@ -64,58 +65,33 @@ def changed_halves(recorded: Fingerprint, what: Any) -> list[str]:
     return found
 
 
-def values_read(what: Any) -> dict[str, Any]:
-    """The numbers and short texts that a Function reads of its class, its module, and classes, namespaces and modules of its own package, as they are now.
-
-    Truth values of a module are left out, which tell what a machine has, and what the Function itself counts in.
-
-    Args:
-        what: As `fingerprint` takes it.
-
-    Returns:
-        ``module:name`` of each -> its value.
-    """
-    taken, found = _all_taken(what), {}
-    written = {name for _, _, names in taken for name in names}
-    for places in (each for _, each, _ in taken):
-        for label, (holder, name) in places.items():
-            if name in written:
-                continue
-            value = look(holder, name) if is_class(holder) else holder.get(name)
-            if _is_small(value):
-                found[label] = value
-    return found
-
-
-def makes_tensors(what: Any) -> bool:
-    """Whether a Function makes tensors whose type may be torch's default one: it calls ``torch.zeros`` or the like. True for what has no source."""
-    taken = _all_taken(what)
-    return not taken or any(_MAKES in places for _, places, _ in taken)
-
-
-def _all_taken(what: Any) -> list[tuple[str, _Places, set[str]]]:
-    """What is known of each half."""
+def halves_of(what: Any) -> list[Half]:
+    """What is known of each half of a Function, or of an operator or module as `fingerprint` takes it; empty without any code of Python."""
     for half in _HALVES:
         _ = _taken(what, half, _SOURCE) or _taken(what, half, _CODE)
     return list(_known.get(what, {}).values())
 
 
-#: Functions of torch that make tensors of its default type; a place of `_Closure.places` says that a half calls one.
+#: Functions of torch that make tensors of its default type.
 _FACTORIES = frozenset("arange as_tensor empty eye full linspace logspace ones rand randn tensor Tensor zeros get_default_dtype".split())
-_MAKES = ""
 
 
-def _is_small(value: Any) -> bool:
-    if type(value) is str:
-        return len(value) <= _SHORT
-    return type(value) in (bool, int, float) and abs(value) < _LARGE  # neither infinity nor nan
+class Half(NamedTuple):
+    """What is known of a half.
+
+    Attributes:
+        digest: Its fingerprint; "" where it cannot be taken.
+        places, written, makes_tensors: As `_Closure` has them.
+    """
+
+    digest: str = ""
+    places: Mapping[str, tuple[Any, str]] = MappingProxyType({})
+    written: Collection[str] = ()
+    makes_tensors: bool = False
 
 
-#: Characters of a text, and numbers, that `values_read` gives.
-_SHORT, _LARGE = 64, 2**53
-_Places = dict[str, tuple[Any, str]]
-#: What was taken before, by what it was taken of, with the places of the values that it reads and the names that it writes to: a class keeps the text that it was first seen with.
-_known: weakref.WeakKeyDictionary[Any, dict[Any, tuple[str, _Places, set[str]]]] = weakref.WeakKeyDictionary()
+#: What was taken before, by what it was taken of: a class keeps the text that it was first seen with.
+_known: weakref.WeakKeyDictionary[Any, dict[Any, Half]] = weakref.WeakKeyDictionary()
 
 
 def _taken(what: Any, half: str, how: str) -> str:
@@ -128,16 +104,17 @@ def _taken(what: Any, half: str, how: str) -> str:
     known, key = _known.setdefault(what, {}), (how, *((name, id(method)) for name, method in methods.items()))
     if key not in known:
         known[key] = _digest(what, methods, how)
-    return known[key][0]
+    return known[key].digest
 
 
-def _digest(what: Any, methods: dict[str, Any], how: str) -> tuple[str, _Places, set[str]]:
+def _digest(what: Any, methods: dict[str, Any], how: str) -> Half:
     classes = [base for base in what.__mro__ if not _is_of_torch(base)] if is_class(what) else []
     closure = (_SourceClosure if how == _SOURCE else _CodeClosure)(classes)
     if not all(closure.add(name, method) for name, method in methods.items()):
-        return "", {}, set()
+        return Half()
     text = "\0\0".join("\0".join((name, *words)) for name, words in sorted(closure.parts.items()))
-    return f"{how}:{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}", closure.places, closure.written
+    digest = f"{how}:{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
+    return Half(digest, closure.places, closure.written, closure.makes_tensors)
 
 
 def _methods(cls: type, half: str) -> dict[str, Any]:
@@ -161,13 +138,15 @@ class _Closure:
         parts: A name for each part -> what its digest is taken of.
         places: ``module:name`` of what may be a value that is read -> a class or a namespace, and the name in it.
         written: The names that the half itself gives values.
+        makes_tensors: Whether it calls ``torch.zeros`` or the like.
     """
 
     def __init__(self, classes: list[type]) -> None:
         self.classes = classes
         self.parts: dict[str, list[str]] = {}
-        self.places: _Places = {}
+        self.places: dict[str, tuple[Any, str]] = {}
         self.written: set[str] = set()
+        self.makes_tensors = False
         self._modules = {own_name(cls)[0] for cls in classes}
         self._met: dict[int, Any] = {}
 
@@ -204,13 +183,8 @@ class _Closure:
         for name in names:
             if type(function.__globals__.get(name)) is not bool:
                 self.places[f"{module}:{name}"] = function.__globals__, name
-        own = (
-            self.classes[0]
-            if any(own_name(base)[0] == "torch.autograd.function" for cls in self.classes[:1] for base in cls.__mro__)
-            else None
-        )
-        if not _FACTORIES.isdisjoint(attributes) or not _FACTORIES.isdisjoint(names):
-            self.places[_MAKES] = {}, ""
+        self.makes_tensors = self.makes_tensors or not (_FACTORIES.isdisjoint(attributes) and _FACTORIES.isdisjoint(names))
+        own = next((cls for cls in self.classes[:1] if _is_function(cls)), None)  # a module's are in its node
         for name in attributes & {name for cls in self.classes for name in names_in(cls)} if own is not None else ():
             self.places[f"{own_name(own)[0]}:{own_name(own)[1]}.{name}"] = own, name
         for name, attribute in pairs:
@@ -297,6 +271,11 @@ class _CodeClosure(_Closure):
                 if isinstance(inner, types.FunctionType) and inner.__globals__ is function.__globals__ and not self.add(other, inner):
                     return False
         return self._closed_over(name, function)
+
+
+def _is_function(cls: type) -> bool:
+    """Whether a class is an autograd Function."""
+    return any(own_name(base)[0] == "torch.autograd.function" for base in cls.__mro__)
 
 
 def _holder_of(value: Any, package: str) -> Any:

@@ -21,6 +21,7 @@ from symbolics.node.containers import Slot, expand_leaves, slots
 from symbolics.node.held_modules import Held, attributes_of, is_said, with_slots
 from symbolics.node.limits import MAX_DEPTH, MAX_EXPANDED, MAX_ITEMS
 from symbolics.node.names import is_of_torch, qualified_name
+from symbolics.node.outside_values import SHORT
 from symbolics.node.plain_objects import ModuleResolver, PlainObject, as_plain, hidden_by, made
 from symbolics.node.records import read_record
 from symbolics.text import shown
@@ -85,15 +86,11 @@ def _of_class(cls: type) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         for key, value in names_in(base).items() if not is_of_torch(qualified_name(base)) else ():
-            plain = type(value) in (bool, int, float) or (type(value) is str and len(value) <= _SHORT)
+            plain = type(value) in (bool, int, float) or (type(value) is str and len(value) <= SHORT)
             found.pop(key, None)
             if plain and not key.startswith("__") and not private.is_base_attribute(key):
                 found[key] = value
     return found
-
-
-#: Characters of a text of a class.
-_SHORT = 64
 
 
 def _too_many(tree: dict[str, Any]) -> str:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from symbolics.node.fingerprints import makes_tensors, values_read
+from symbolics.node.classes import is_class, look
+from symbolics.node.fingerprints import halves_of
 
-__all__ = ["USUAL", "outside_values"]
+__all__ = ["SHORT", "USUAL", "outside_values", "values_read"]
 
 _DEFAULT_TYPE = "torch:get_default_dtype()"
 #: What need not be said.
 USUAL = (_DEFAULT_TYPE, "float32")
+#: Characters of a text, and numbers, that count as a value.
+SHORT, _LARGE = 64, 2**53
 
 
 def outside_values(what: Any) -> dict[str, Any]:
@@ -24,6 +27,36 @@ def outside_values(what: Any) -> dict[str, Any]:
         ``module:name`` -> a number or a short text.
     """
     found, torch = values_read(what), sys.modules.get("torch")  # files without Functions open where it is not
-    if torch is not None and makes_tensors(what):
+    halves = halves_of(what)
+    if torch is not None and (not halves or any(half.makes_tensors for half in halves)):
         found[_DEFAULT_TYPE] = str(torch.get_default_dtype()).removeprefix("torch.")
     return found
+
+
+def values_read(what: Any) -> dict[str, Any]:
+    """The numbers and short texts that a Function reads of its class, its module, and classes, namespaces and modules of its own package, as they are now.
+
+    Truth values of a module are left out, which tell what a machine has, and what the Function itself counts in.
+
+    Args:
+        what: As `symbolics.node.fingerprints.fingerprint` takes it.
+
+    Returns:
+        ``module:name`` of each -> its value.
+    """
+    halves, found = halves_of(what), {}
+    written = {name for half in halves for name in half.written}
+    for half in halves:
+        for label, (holder, name) in half.places.items():
+            if name in written:
+                continue
+            value = look(holder, name) if is_class(holder) else holder.get(name)
+            if _is_small(value):
+                found[label] = value
+    return found
+
+
+def _is_small(value: Any) -> bool:
+    if type(value) is str:
+        return len(value) <= SHORT
+    return type(value) in (bool, int, float) and abs(value) < _LARGE  # neither infinity nor nan

@@ -89,10 +89,10 @@ def test_a_trainer(recwarn):
         torch.nn.Sequential(torch.nn.Linear(3, 3), Calls(Halved.apply)), (torch.randn(2, 3),), loss=torch.nn.functional.mse_loss,
         targets=(torch.randn(2, 3),), optimizer="sgd",
     )  # fmt: skip
-    exporter.training.trainer.Trainer(step, allow=[HERE], strict=True)
+    exporter.Trainer(step, allow=[HERE], strict=True)
     with stands_for(Steeper):
         with pytest.raises(exporter.RunError, match="the backward of"):
-            exporter.training.trainer.Trainer(step, allow=[HERE], strict=True)
+            exporter.Trainer(step, allow=[HERE], strict=True)
 
 
 def test_files_that_say_nothing_are_opened_without_a_word(path, recwarn):

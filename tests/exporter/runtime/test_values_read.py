@@ -12,9 +12,9 @@ import torch
 
 import exporter
 from symbolics.errors import FormatError
-from symbolics.node.fingerprints import values_read
 from symbolics.node.metadata import read_values
 from symbolics.node.names import VALUES_KEY
+from symbolics.node.outside_values import values_read
 from tests.exporter.runtime import settings_of_values as settings
 from tests.support import Calls
 
