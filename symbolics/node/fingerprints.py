@@ -72,6 +72,8 @@ def halves_of(what: Any) -> list[Half]:
     return list(_known.get(what, {}).values())
 
 
+#: Methods that change a list or a tensor in place, beside those whose name ends in "_".
+_CHANGING = frozenset("append extend insert pop remove clear sort reverse".split())
 #: Functions of torch that make tensors of its default type.
 _FACTORIES = frozenset("arange as_tensor empty eye full linspace logspace ones rand randn tensor Tensor zeros get_default_dtype".split())
 
@@ -137,7 +139,7 @@ class _Closure:
     Attributes:
         parts: A name for each part -> what its digest is taken of.
         places: ``module:name`` of what may be a value that is read -> a class or a namespace, and the name in it.
-        written: The names that the half itself gives values.
+        written: The names that the half itself gives values, or whose lists and tensors it changes.
         makes_tensors: Whether it calls ``torch.zeros`` or the like.
     """
 
@@ -235,6 +237,7 @@ class _SourceClosure(_Closure):
         inner = [each for each in ast.walk(node) if isinstance(each, ast.Attribute)]
         attributes = {each.attr for each in inner}
         self.written |= {each.attr for each in inner if not isinstance(each.ctx, ast.Load)}
+        self.written |= {_name_of(each.value) for each in ast.walk(node) if _changes(each)}
         self.written |= {name for each in ast.walk(node) if isinstance(each, ast.Global) for name in each.names}
         if isinstance(node, _FUNCTIONS):
             pairs = [(each.value.id, each.attr) for each in inner if isinstance(each.value, ast.Name)]
@@ -266,11 +269,31 @@ class _CodeClosure(_Closure):
             called += [(f"{own_name(cls)[1]}.{each}", names_in(cls).get(each)) for cls in self.classes for each in code.co_names]
             self._note_values(function, loads, (), set(code.co_names))
             self.written |= {each.argval for each in dis.get_instructions(code) if each.opname in ("STORE_GLOBAL", "STORE_ATTR")}
+            if any(map(_is_changing, code.co_names)) or any(each.opname == "STORE_SUBSCR" for each in dis.get_instructions(code)):
+                self.written |= loads | set(code.co_names)  # of which of them is not known
             for other, value in called:
                 inner = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
                 if isinstance(inner, types.FunctionType) and inner.__globals__ is function.__globals__ and not self.add(other, inner):
                     return False
         return self._closed_over(name, function)
+
+
+def _changes(node: ast.AST) -> bool:
+    """Whether a syntax tree is an item that is set, or a method that changes what it belongs to."""
+    if isinstance(node, ast.Attribute):
+        return _is_changing(node.attr)
+    return isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)
+
+
+def _is_changing(method: str) -> bool:
+    return method in _CHANGING or (method.endswith("_") and not method.startswith("_"))
+
+
+def _name_of(node: ast.AST) -> str:
+    """The last name of ``a.b.c``; of ``a[0].b`` too, as what is changed stands in it."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
 def _is_function(cls: type) -> bool:

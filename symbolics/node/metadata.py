@@ -262,13 +262,17 @@ def read_values(metadata: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     Raises:
         FormatError: The text is damaged, or passes the limits.
     """
-    found = _read_values(metadata) or {}
+    found = {
+        name: {label: tuple(value) if type(value) is list else value for label, value in each.items()}
+        for name, each in (_read_values(metadata) or {}).items()
+    }
     values = [value for each in found.values() for value in each.values()]
-    if len(found) + len(values) > MAX_ITEMS or any(
-        type(value) not in (bool, int, float, str) or len(str(value)) > _MAX_FINGERPRINT for value in values
+    items = [item for value in values for item in (value if type(value) is tuple else (value,))]
+    if len(found) + len(values) + len(items) > 2 * MAX_ITEMS or any(
+        type(item) not in (bool, int, float, str) or len(str(item)) > _MAX_FINGERPRINT for item in items
     ):
         raise FormatError.damaged(
-            f"metadata {VALUES_KEY}", f"it has more than {MAX_ITEMS} entries, or something else than numbers and short texts"
+            f"metadata {VALUES_KEY}", f"it has more than {MAX_ITEMS} entries, or something else than numbers and short texts, and lists of them"
         )
     return found
 

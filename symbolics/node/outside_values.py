@@ -8,13 +8,13 @@ from typing import Any
 from symbolics.node.classes import is_class, look
 from symbolics.node.fingerprints import halves_of
 
-__all__ = ["SHORT", "USUAL", "outside_values", "values_read"]
+__all__ = ["FEW", "SHORT", "USUAL", "outside_values", "values_read"]
 
 _DEFAULT_TYPE = "torch:get_default_dtype()"
 #: What need not be said.
 USUAL = (_DEFAULT_TYPE, "float32")
-#: Characters of a text, and numbers, that count as a value.
-SHORT, _LARGE = 64, 2**53
+#: Characters of a text, numbers, and items of a tuple, list or tensor, that count as a value.
+SHORT, _LARGE, FEW = 64, 2**53, 16
 
 
 def outside_values(what: Any) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def outside_values(what: Any) -> dict[str, Any]:
         what: As `symbolics.node.fingerprints.fingerprint` takes it.
 
     Returns:
-        ``module:name`` -> a number or a short text.
+        ``module:name`` -> a number or a short text, or a tuple of them for a short tuple, list or tensor.
     """
     found, torch = values_read(what), sys.modules.get("torch")  # files without Functions open where it is not
     halves = halves_of(what)
@@ -34,7 +34,7 @@ def outside_values(what: Any) -> dict[str, Any]:
 
 
 def values_read(what: Any) -> dict[str, Any]:
-    """The numbers and short texts that a Function reads of its class, its module, and classes, namespaces and modules of its own package, as they are now.
+    """The numbers, short texts and short tuples, lists and tensors of them that a Function reads of its class, its module, and classes, namespaces and modules of its own package, as they are now.
 
     Truth values of a module are left out, which tell what a machine has, and what the Function itself counts in.
 
@@ -50,10 +50,19 @@ def values_read(what: Any) -> dict[str, Any]:
         for label, (holder, name) in half.places.items():
             if name in written:
                 continue
-            value = look(holder, name) if is_class(holder) else holder.get(name)
-            if _is_small(value):
+            value = _plain(look(holder, name) if is_class(holder) else holder.get(name))
+            if _is_small(value) or (type(value) is tuple and len(value) <= FEW and all(map(_is_small, value))):
                 found[label] = value
     return found
+
+
+def _plain(value: Any) -> Any:
+    """A list as a tuple, and a small tensor as the tuple of its numbers."""
+    torch = sys.modules.get("torch")
+    if torch is not None and type(value) in (torch.Tensor, torch.nn.Parameter):
+        known = value.layout is torch.strided and value.device.type == "cpu" and value.numel() <= FEW and not value.is_complex()
+        return tuple(value.detach().flatten().tolist()) if known else None
+    return tuple(value) if type(value) is list and len(value) <= FEW else value
 
 
 def _is_small(value: Any) -> bool:

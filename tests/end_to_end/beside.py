@@ -115,7 +115,7 @@ class Threads:
 
     def __init__(self, folder: Path, files: dict[str, bytes] | None = None) -> None:
         """Args: where files go, and files to open beside our own."""
-        self.folder, self.outcomes = folder, collections.Counter[str]()
+        self.folder, self.outcomes, self.counting = folder, collections.Counter[str](), threading.Lock()
         i = torch.tensor([0, 2, 4])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -182,11 +182,13 @@ class Threads:
     def step(self, number: int) -> None:
         """One of the steps, by its number."""
         step = self.steps[number % len(self.steps)]
+        outcome = step.__name__
         try:
             step(random.Random(number))
-            self.outcomes[step.__name__] += 1
         except Exception as error:
-            self.outcomes[f"failed: {step.__name__}: {type(error).__name__}: {error}".replace(str(self.folder), "")[:300]] += 1
+            outcome = f"failed: {outcome}: {type(error).__name__}: {error}".replace(str(self.folder), "")[:300]
+        with self.counting:  # a Counter loses counts of threads: it reads and writes in two steps
+            self.outcomes[outcome] += 1
 
     def run(self, rounds: int, threads: int = 8) -> collections.Counter[str]:
         """So many steps in so many threads, which start together."""

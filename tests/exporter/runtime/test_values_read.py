@@ -28,6 +28,11 @@ COUNT = 0
 OPTIONS = argparse.Namespace(slope=2.0)
 SPACE = types.SimpleNamespace(cut=1)
 UNREAD = 3.0
+LEVELS = torch.tensor([[-1.0, 0.5]])
+MEANS = [0.25, "rgb"]
+SEEN = []
+MOVED = torch.zeros(2)
+WIDE = torch.zeros(17)
 
 
 class Config:
@@ -36,6 +41,7 @@ class Config:
 
 
 class Base(torch.autograd.Function):
+    last = {"of": 0}
     alpha = 1.0
     calls = 0
 
@@ -49,6 +55,9 @@ class Spike(Base):
         global COUNT
         COUNT += 1
         Spike.calls += 1
+        SEEN.append(1)
+        MOVED[0].add_(LEVELS[0, 0])
+        Spike.last["of"] = len(MEANS) + len(WIDE)
         ctx.save_for_backward(x)
         if HAS_KERNEL or len(LONG) > HUGE:
             return x
@@ -74,6 +83,9 @@ READ = {
     f"{HERE}:SPACE.cut": 1,
     f"{HERE}:Config.gain": 1.5,
     f"{HERE}:settings.FACTOR": 0.25,
+    f"{HERE}:Spike.table": (1.0, 2.0),
+    f"{HERE}:LEVELS": (-1.0, 0.5),
+    f"{HERE}:MEANS": (0.25, "rgb"),
 }
 
 
@@ -107,6 +119,9 @@ PLACES = {
     "text": (None, "NAME", "sigmoid", "NAME is 'sigmoid' and was 'atan'"),
     "namespace": (OPTIONS, "slope", 1, "OPTIONS.slope is 1 and was 2.0"),
     "another class": (Config, "gain", 1.0, "Config.gain is 1.0 and was 1.5"),
+    "tuple": (Spike, "table", (1.0, 3.0), r"Spike.table is \(1.0, 3.0\) and was \(1.0, 2.0\)"),
+    "list": (None, "MEANS", [0.5], r"MEANS is \(0.5,\) and was \(0.25, 'rgb'\)"),
+    "tensor": (None, "LEVELS", torch.tensor([[-1.0, 0.0]]), r"LEVELS is \(-1.0, 0.0\) and was \(-1.0, 0.5\)"),
     "another module": (settings, "FACTOR", 0.5, "settings.FACTOR is 0.5 and was 0.25"),
 }
 
@@ -162,7 +177,8 @@ def test_verify_says_so_of_the_fresh_process(monkeypatch):
         "{",
         '{"a": 1}',
         '{"a": {"b": null}}',
-        '{"a": {"b": [1]}}',
+        '{"a": {"b": [[1]]}}',
+        '{"a": {"b": [null]}}',
         '{"a": {"b": {}}}',
         '{"a": {"b": 1e999}}',
         json.dumps({"a": {"b": "x" * 1000}}),
