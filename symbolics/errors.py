@@ -38,6 +38,7 @@ class Faq(StrEnum):
     NOT_CARRIED = "a-forward-changes-what-a-training-step-cannot-carry"
     NO_NUMBER = "the-loss-is-no-single-number"
     NO_GRADIENT = "no-gradient-for-an-operator"
+    NO_KERNEL = "onnxruntime-has-no-implementation-of-an-operator"
 
 
 class PythonopError(Exception):
@@ -61,9 +62,14 @@ class PythonopError(Exception):
         Exception.__init__(
             self, message(str(text), self.most_lines)
         )  # not super(): it may be of a class of the user's, too, whose arguments nobody knows
-        self._faq = faq
+        self._faq: Faq | None = None
         if faq is not None:
-            self.add_note(f"more: docs/faq.md#{faq}")
+            self.lead_to(faq)
+
+    def lead_to(self, faq: Faq) -> None:
+        """Print where docs/faq.md has more of it below the text."""
+        self._faq = faq
+        self.add_note(f"more: docs/faq.md#{faq}")
 
     __str__ = Exception.__str__  # a KeyError's is another
 
@@ -75,8 +81,7 @@ class PythonopError(Exception):
     def stand_alone(self) -> None:
         """Do not print the error that this one was raised from; it stays the ``__context__``. Its section of the FAQ is taken over."""
         if self._faq is None and (found := self.faq) is not None:
-            self._faq = found
-            self.add_note(f"more: docs/faq.md#{found}")
+            self.lead_to(found)
         self.__context__ = self.__cause__ or self.__context__
         self.__cause__ = None
 

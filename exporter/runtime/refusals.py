@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import re
 
-from symbolics.errors import PythonopError, RunError, as_raised
+from symbolics.errors import Faq, PythonopError, RunError, as_raised
 from symbolics.text import ends
 
 __all__ = ["refusal"]
 
 _MOST = 600  # characters of what onnxruntime says
 
+#: What onnxruntime says of an operator without a kernel: its name, and the release of the operator.
+_NO_KERNEL = re.compile(r"NOT_IMPLEMENTED.* ([A-Z]\w*)\((\d+)\)")
 #: What onnxruntime says -> what it leaves out: it names the operator, and not the type that it lacks, nor where the operator may be.
 _WAYS_OUT = {
-    r"NOT_IMPLEMENTED.* [A-Z]\w*\([1-6]\)": "It has no kernel of that operator for its types here (export the model in float32), or for the file's opset, "
-    "where that is older than 7: onnx.version_converter.convert_version(model, 18) makes a newer one",
     "NOT_IMPLEMENTED": "It has no kernel of that operator for its types here (on the CPU hardly one for bfloat16, of some operators none for float64): "
-    "export the model in float32",
+    "export the model in float32, or write that operator in others",
     r"tensor\(bfloat16\)' of input parameter": "That operator takes bfloat16 from a later opset on, or never, and onnxruntime's CPU has hardly a kernel for it: "
     "export the model in float32",
     r"pythonop[\w.]*:\w+\(-?\d+\) is not a registered function/op": "This release of pythonop has no such operator: install a newer one",
     "is not a registered function/op": "This onnxruntime has no such operator: install a newer one, or give sess_options with the library that has it "
     "(register_custom_ops_library)",
 }
+_OLD_OPSET = (
+    "onnxruntime has left that release of the operator behind, as the file's opset is older than 7: "
+    "onnx.version_converter.convert_version(model, 18) makes a newer one"
+)
 
 
 def refusal(error: Exception) -> PythonopError | None:
@@ -32,8 +36,21 @@ def refusal(error: Exception) -> PythonopError | None:
     if isinstance(error, RunError) or not (its_own or kind in (RuntimeError, UnicodeDecodeError)):  # the last: of its own message
         return None
     text = ends(str(error), _MOST)
-    hint = next((f"{'' if text.endswith('.') else '.'} {way_out}" for sign, way_out in _WAYS_OUT.items() if re.search(sign, text)), "")
-    said = f"onnxruntime cannot run the model: {text}{hint}"
+    missing = _NO_KERNEL.search(text)
+    if missing and _is_left_behind(missing[1], int(missing[2])):
+        hint = _OLD_OPSET
+    else:
+        hint = next((way_out for sign, way_out in _WAYS_OUT.items() if re.search(sign, text)), "")
+    said = f"onnxruntime cannot run the model: {text}{'' if text.endswith('.') or not hint else '.'}{hint and ' '}{hint}"
     refusal = as_raised(error, said, RunError) if its_own else RunError(said)
+    if missing and hint != _OLD_OPSET:
+        refusal.lead_to(Faq.NO_KERNEL)
     refusal.__cause__ = error
     return refusal
+
+
+def _is_left_behind(operator: str, release: int) -> bool:
+    """Whether an operator of a file is from before opset 7, and there is a newer release of it."""
+    import onnx  # only here: a session needs none of it
+
+    return release < 7 and onnx.defs.has(operator) and onnx.defs.get_schema(operator, 18).since_version > release

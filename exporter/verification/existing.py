@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import onnx_ir as ir
@@ -10,20 +11,22 @@ import torch
 
 from exporter.files.named import functions_in, names_in
 from exporter.files.read import open_model
+from exporter.files.trust import Gate
 from exporter.files.weights import lift_weights
 from exporter.forward.case import Case
 from exporter.forward.export import export
 from exporter.module.state import entries_of
+from exporter.runtime.changed import changed_functions, named
 from exporter.runtime.tensors import to_tensor
 from exporter.verification.compare import difference, largest
-from exporter.verification.notes import Note
+from exporter.verification.notes import CHANGED, Note
 from exporter.verification.rows import Row
 from exporter.verification.steps import copy_of, entries_of_copy
-from symbolics.errors import FormatError, PythonopError
+from symbolics.errors import FormatError, PythonopError, TrustError
 from symbolics.node.names import STATE_KEY, STEP_KEY
 from symbolics.text import shown
 
-__all__ = ["names_allowed", "note_on_weights", "open_existing", "weight_rows"]
+__all__ = ["names_allowed", "note_on_values", "note_on_weights", "open_existing", "weight_rows"]
 
 
 def open_existing(file: Any) -> ir.Model:
@@ -51,6 +54,17 @@ def names_allowed(file: ir.Model, case: Case, **options: Any) -> list[Any]:
             f"which Functions the file may name is what an export of the model names, and there is none (allow= says it, too): {error}"
         ) from error
     return [*names_in(today.model), *case.allow]
+
+
+def note_on_values(file: ir.Model, allowed: Sequence[Any]) -> Iterator[Note]:
+    """The values that Functions of the file read, where eager's process has others: the fresh process says only what differs there."""
+    gate = Gate(allowed)
+    for name in functions_in(file):
+        with suppress(TrustError):
+            gate("function", name)
+    _, values = named(changed_functions(file.metadata_props, gate.functions))
+    if values:
+        yield Note(CHANGED, f"In this process, whose model is run in eager mode, {', '.join(values)} when the file was exported.")
 
 
 def weight_rows(file: ir.Model, model: torch.nn.Module) -> list[Row]:

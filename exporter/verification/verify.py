@@ -31,7 +31,7 @@ from exporter.verification.bisect import first_departure
 from exporter.verification.compare import largest
 from exporter.verification.eager import EagerStep, draws, in_float64, measured_step, with_the_files_masks
 from exporter.verification.elsewhere import Elsewhere, other_runs, rows_of
-from exporter.verification.existing import names_allowed, note_on_weights, open_existing, weight_rows
+from exporter.verification.existing import names_allowed, note_on_values, note_on_weights, open_existing, weight_rows
 from exporter.verification.notes import choices_of, note_on_backward, note_on_changes, note_on_constants, notes_on
 from exporter.verification.process import FileRun, FileStep, run_in_a_fresh_process
 from exporter.verification.report import STEPS, Report
@@ -195,6 +195,8 @@ def _compared(
     rows = rows_of(program.model, run, (eager, precise), others, getattr(torch, precision_of(providers) or "", None))
     weights = weight_rows(program.model, case.model) if file is not None else []
     notes = [*note_on_weights(weights, str(file) if is_there else "model.onnx"), *note_on_changes(run.changed)]
+    if file is not None:
+        notes += note_on_values(program.model, allowed)
     if all(row.ok for row in weights):
         notes += [
             *note_on_backward(rows, eager.by_backward, is_there=not eager.no_backward),
@@ -206,7 +208,9 @@ def _compared(
         [*weights, *rows], _facts(case, program.model, made_by, size, run, providers), _functions(program), seconds, memory=memory,
         notes=notes, program=program,
     )  # fmt: skip
-    if bisect and not report.ok and masks is None:
+    if (
+        bisect and not report.ok and masks is None and all(row.ok for row in weights)
+    ):  # with other weights, the first node that has one departs
         _log.info("looking for the first node that departs")
         report.first_departure = first_departure(program, *_where_it_differs(case, eager, rows, others), allowed)
     return report

@@ -237,7 +237,7 @@ class _SourceClosure(_Closure):
         inner = [each for each in ast.walk(node) if isinstance(each, ast.Attribute)]
         attributes = {each.attr for each in inner}
         self.written |= {each.attr for each in inner if not isinstance(each.ctx, ast.Load)}
-        self.written |= {_name_of(each.value) for each in ast.walk(node) if _changes(each)}
+        self.written |= {name for each in ast.walk(node) if (name := _changed_by(each))}
         self.written |= {name for each in ast.walk(node) if isinstance(each, ast.Global) for name in each.names}
         if isinstance(node, _FUNCTIONS):
             pairs = [(each.value.id, each.attr) for each in inner if isinstance(each.value, ast.Name)]
@@ -278,11 +278,11 @@ class _CodeClosure(_Closure):
         return self._closed_over(name, function)
 
 
-def _changes(node: ast.AST) -> bool:
-    """Whether a syntax tree is an item that is set, or a method that changes what it belongs to."""
-    if isinstance(node, ast.Attribute):
-        return _is_changing(node.attr)
-    return isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)
+def _changed_by(node: ast.AST) -> str:
+    """The name of what a syntax tree changes: it sets an item of it, or asks for a method that changes it; "" for others."""
+    if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+        return _name_of(node.value)
+    return _name_of(node.value) if isinstance(node, ast.Attribute) and _is_changing(node.attr) else ""
 
 
 def _is_changing(method: str) -> bool:

@@ -272,7 +272,8 @@ def read_values(metadata: Mapping[str, str]) -> dict[str, dict[str, Any]]:
         type(item) not in (bool, int, float, str) or len(str(item)) > _MAX_FINGERPRINT for item in items
     ):
         raise FormatError.damaged(
-            f"metadata {VALUES_KEY}", f"it has more than {MAX_ITEMS} entries, or something else than numbers and short texts, and lists of them"
+            f"metadata {VALUES_KEY}",
+            f"it has more than {MAX_ITEMS} entries, or something else than numbers and short texts, and lists of them",
         )
     return found
 

@@ -64,6 +64,15 @@ anything is exported: pythonop first calls a Function of its own (`MyFn.apply(x)
 functions, models, loaded modules and verification on it. `make pages TORCH=2.15.0` runs the code of these pages, with the newest release of
 every other package. [Maintaining pythonop](maintaining.md) says what to do about a new torch.
 
+## A machine that only opens files
+
+- **Another torch** may open them: a file holds no release of torch. Its Functions run on the torch that is there, 2.13 or newer.
+- **onnxruntime 1.20 or newer** opens files with PythonOps; 1.20.1, 1.23.2, 1.27.0, 1.31.1 and 1.32.0 are in the tests. A file without PythonOps needs
+  no pythonop, and onnxruntime [1.18 or newer](portable.md#put-it-on-a-server).
+- **Another pythonop** opens files by [a promise of compatibility](format.md#compatibility): a year back, six weeks ahead.
+
+[First hour](first-hour.md#install-what-a-machine-needs) has the packages that such a machine needs.
+
 CUDA was not run: what pythonop does for CUDAExecutionProvider is tested on the CPU only.
 """
 

@@ -170,6 +170,14 @@ def test_verify_says_so_of_the_fresh_process(monkeypatch):
     assert not report.ok and f"{HERE}:Spike.beta is 2 and was 5" in note.text
 
 
+def test_verify_says_so_of_this_process(path, monkeypatch):
+    """Of a file that was there, the fresh process has the values of the export, and eager here has others."""
+    monkeypatch.setattr(Spike, "beta", 5)
+    report = exporter.verify(_model(), (torch.randn(3, requires_grad=True),), file=path)
+    (note,) = [note for note in report.notes if note.title == "Changed since the export"]
+    assert not report.ok and "In this process" in note.text and f"{HERE}:Spike.beta is 5 and was 2" in note.text
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -76,3 +76,11 @@ def test_a_wrong_function_is_named(target, monkeypatch):
     assert found.startswith("the value of" if target == "wrong_forward" else "the gradient of")
     assert "PythonOpGrad" in found if target == "wrong_backward" else "::PythonOp " in found
     assert model.function.__name__ in found  # the Function, and no node that computes with what it returned
+
+
+def test_other_weights_are_no_departure(tmp_path):
+    """The report has them, and the first node that has one is as good as any other."""
+    args = (torch.randn(4, 5),)
+    exporter.export(Deep(), args).save(tmp_path / "model.onnx")
+    report = exporter.verify(Deep(), args, file=tmp_path / "model.onnx", bisect=True)
+    assert not report.ok and report.first_departure is None
