@@ -28,6 +28,8 @@ const pick = (names, values) => Object.fromEntries(names.filter((name) => name i
 const described = (state) => Object.entries(state).map(([name, { type, dims, data }]) => ({ name, type, dims, bytes: data.byteLength }));
 
 export class Trainer {
+  #last = Promise.resolve();
+
   /** Opens the artifacts in a folder (Node) or below a URL; `options` are onnxruntime's for a session. */
   static async load(ort, source, options = {}) {
     source = String(source).replace(/\/$/, "");
@@ -49,17 +51,35 @@ export class Trainer {
     return Object.assign(new Trainer(), { ort, manifest, training, evaluation, withLoss, state });
   }
 
-  /** One training step; gives the loss. A batch may also hold a learning_rate (learning_rate_1, ...) for this step. */
-  async step(batch) {
-    const results = await this.training.run(pick(this.training.inputNames, { ...this.state, ...batch }));
+  /** One training step; gives the loss. A batch may also hold a learning_rate (learning_rate_1, ...) for this step, as a number. Steps run one after the other. */
+  step(batch) {
+    const turn = this.#last.then(() => this.#run(batch));
+    this.#last = turn.catch(() => {});
+    return turn;
+  }
+
+  async #run(batch) {
+    const results = await this.training.run(pick(this.training.inputNames, { ...this.state, ...this.#given(batch) }));
     const wrong = this.manifest.state.find(({ name, next }) => !fits(results[next], this.state[name]));
     if (wrong) throw new Error(`the step gives ${wrong.next} of another type or shape than ${wrong.name}: the artifacts are damaged`);
     for (const { name, next } of this.manifest.state) this.state[name] = results[next];
     return Number(results[this.manifest.loss].data[0]);
   }
 
+  #given(batch) {
+    const unknown = Object.keys(batch).filter((name) => ![...this.training.inputNames, ...this.evaluation.inputNames].includes(name));
+    if (unknown.length) throw new Error(`the file has no input ${unknown}: it takes ${[...this.manifest.inputs, ...this.manifest.targets].map(({ name }) => name)}`);
+    const tensor = (name, value) => {
+      const like = this.state[name];
+      if (typeof value !== "number" || !like) return value;
+      return new this.ort.Tensor(like.type, like.data.constructor.of(like.type === "int64" ? BigInt(value) : value), like.dims);
+    };
+    return Object.fromEntries(Object.entries(batch).map(([name, value]) => [name, tensor(name, value)]));
+  }
+
   /** The model's outputs by name, in eval mode and with what was learned so far; with targets in the batch the loss, too. */
-  evaluate(batch) {
+  async evaluate(batch) {
+    batch = this.#given(batch);
     const session = this.withLoss && this.manifest.targets.every(({ name }) => name in batch) ? this.withLoss : this.evaluation;
     return session.run(pick(session.inputNames, { ...this.state, ...batch }));
   }
@@ -79,6 +99,7 @@ export class Trainer {
     let at = bytes.indexOf(10) + 1;
     const head = new TextDecoder().decode(bytes.subarray(0, at)).trim();
     if (head !== JSON.stringify(described(this.state))) throw new Error("what was saved is the state of another model or optimizer");
+    if (bytes.length - at !== JSON.parse(head).reduce((sum, { bytes: size }) => sum + size, 0)) throw new Error("what was saved is cut off, or damaged");
     const tensor = ({ name, type, dims, bytes: size }) =>
       [name, new this.ort.Tensor(type, new this.state[name].data.constructor(bytes.slice(at, (at += size)).buffer), dims)];
     this.state = Object.fromEntries(JSON.parse(head).map(tensor));

@@ -17,8 +17,9 @@ from exporter.files.program import Program
 from exporter.files.read import open_model
 from symbolics.errors import ArgumentError, FormatError
 from symbolics.graph.values import dtype_of, name_of
-from symbolics.node.metadata import StateEntry, StepLayout, read_state, step_of, write_state
-from symbolics.node.names import STATE_KEY
+from symbolics.node.metadata import StateEntry, StepLayout, read_state, results_of, step_of, write_state
+from symbolics.node.names import OUTPUTS_KEY, STATE_KEY
+from symbolics.node.result import count_tensors
 from symbolics.text import reason, shown
 
 __all__ = ["EVALUATION", "EVALUATION_LOSS", "INITIAL", "MANIFEST", "TRAINING", "average_of", "saved_bytes", "trained"]
@@ -68,6 +69,7 @@ def trained(folder: str | os.PathLike[str], saved: bytes | str | os.PathLike[str
     values = _values(saved)
     keys = _keys(layout)
     entries = read_state(model.metadata_props) or {}
+    _drop_a_foreign_structure(model)
     for value in [value for value in model.graph.inputs if value.name in keys]:
         name = name_of(value)
         source = average_of(name) if ema and name in layout.parameters.values() else name
@@ -77,8 +79,23 @@ def trained(folder: str | os.PathLike[str], saved: bytes | str | os.PathLike[str
         _fill(model.graph, value, first, values.get(source), source)
         kind = "parameter" if name in layout.parameters.values() else "buffer"
         entries |= {key: StateEntry(first, kind, kind == "parameter", True) for key in keys[name]}  # type: ignore[arg-type]
+    given = {*entries, *(name_of(value) for value in model.graph.inputs), *model.graph.initializers}
+    for name, (first, *more) in keys.items():  # what an evaluation does not read: counts of batches
+        if name in layout.buffers.values() and name in values and given.isdisjoint((first, *more)):
+            model.graph.initializers[first] = ir.Value(
+                name=first, const_value=ir.tensor(values[name], name=first), shape=ir.Shape(values[name].shape),
+                type=ir.TensorType(ir.DataType.from_numpy(values[name].dtype)),
+            )  # fmt: skip
+            entries |= {key: StateEntry(first, "buffer", False, True) for key in (first, *more)}
     model.metadata_props[STATE_KEY] = write_state(entries)
     return Program(model)
+
+
+def _drop_a_foreign_structure(model: ir.Model) -> None:
+    """Folders of 0.1.0 whose evaluation had its loss say what stood around loss and outputs."""
+    structure = model.metadata_props.get(OUTPUTS_KEY)
+    if structure is not None and count_tensors(structure) != len(results_of(model)):
+        del model.metadata_props[OUTPUTS_KEY]
 
 
 def _keys(layout: StepLayout) -> dict[str, list[str]]:

@@ -28,7 +28,8 @@ from exporter.training.step import TrainingStep
 from symbolics.errors import ArgumentError, ExportError
 from symbolics.graph.values import attr, dtype_of, is_python_op, name_of
 from symbolics.node.metadata import StepLayout, read_state, write_state
-from symbolics.node.names import STATE_KEY
+from symbolics.node.names import OUTPUTS_KEY, STATE_KEY
+from symbolics.node.result import without_first
 from symbolics.text import clean
 from symbolics.users import warn
 
@@ -102,6 +103,8 @@ def without_loss(model: ir.Model, layout: StepLayout) -> ir.Model | None:
     plain = extract(model, [name for name in inputs if name not in layout.targets], outputs)
     for value in [value for value in plain.graph.inputs if value.name not in layout.inputs and not _is_read(value)]:
         plain.graph.inputs.remove(value)
+    if structure := plain.metadata_props.get(OUTPUTS_KEY):
+        plain.metadata_props[OUTPUTS_KEY] = without_first(structure)
     return plain
 
 
@@ -120,7 +123,7 @@ def write_artifacts(
     The files are ``training.onnx`` (the step), ``eval.onnx`` (the model's outputs in eval mode), ``initial.onnx`` (the initial
     state) and ``manifest.json`` (names, shapes and dtypes). If the evaluation was exported with its loss, there is
     ``eval_loss.onnx`` as well, which takes the targets and returns the loss beside the outputs. `Trainer.load` opens the
-    folder. docs/training.md has the trainers in other languages.
+    folder. docs/training-elsewhere.md has the trainers in other languages.
 
     Args:
         step: What `export_training_step` returned.

@@ -20,8 +20,17 @@ from exporter.forward.inputs import named_tensors
 from exporter.gradient_graph.slow_operators import slow_operators_stay
 from exporter.training.carried import OURS
 from symbolics.errors import ArgumentError, ExportError, Faq
-from symbolics.node.metadata import read_changes, read_cumulative, read_state, write_changes, write_cumulative, write_state
-from symbolics.node.names import BUFFERS_KEY, CUMULATIVE_KEY, MODULE_PROPERTY, STATE_KEY
+from symbolics.node.metadata import (
+    read_changes,
+    read_cumulative,
+    read_state,
+    read_stilled,
+    write_changes,
+    write_cumulative,
+    write_state,
+    write_stilled,
+)
+from symbolics.node.names import BUFFERS_KEY, CUMULATIVE_KEY, MODULE_PROPERTY, STATE_KEY, STILLED_KEY
 
 __all__ = ["Objective", "check_names", "state_key"]
 
@@ -247,6 +256,8 @@ def _rename_state(model: ir.Model) -> None:
             value.name = state_key(name)
             initializers[value.name] = value
     model.metadata_props[STATE_KEY] = write_state(renamed)
+    if modules := read_stilled(model.metadata_props):
+        model.metadata_props[STILLED_KEY] = write_stilled(tuple(map(state_key, modules)))
     if cumulative := read_cumulative(model.metadata_props):
         model.metadata_props[CUMULATIVE_KEY] = write_cumulative(tuple(sorted(map(state_key, cumulative))))
     if changes := read_changes(model.metadata_props):

@@ -17,7 +17,7 @@ from symbolics.node.containers import Slot, expand_leaves, fill, slots
 from symbolics.node.limits import MAX_BYTES
 from symbolics.node.names import OUTPUTS_KEY
 
-__all__ = ["count_tensors", "rebuild", "write_structure"]
+__all__ = ["count_tensors", "rebuild", "without_first", "write_structure"]
 
 
 def write_structure(result: Any, is_tensor: Callable[[Any], bool]) -> str | None:
@@ -42,6 +42,27 @@ def count_tensors(text: str) -> int:
         FormatError: The text is no structure.
     """
     return len(slots(_read(text, unresolved)))
+
+
+def without_first(text: str) -> str:
+    """The structure of ``b`` for that of ``(a, b)``, where ``a`` is one tensor.
+
+    Raises:
+        FormatError: The text is no such pair.
+    """
+
+    def renumbered(data: Any) -> Any:
+        if isinstance(data, dict):
+            return {key: value - 1 if key == "$tensor" else renumbered(value) for key, value in data.items()}
+        return [renumbered(item) for item in data] if isinstance(data, list) else data
+
+    try:
+        first, second = loads(text)["$tuple"]
+        if first != {"$tensor": 0}:
+            raise ValueError(text)
+        return json.dumps(renumbered(second), separators=(",", ":"))
+    except (TypeError, ValueError, LookupError, RecursionError) as error:
+        raise FormatError.damaged(f"metadata {OUTPUTS_KEY}", "it is no pair of a loss and a result") from error
 
 
 def rebuild(text: str, tensors: Sequence[Any], resolver: Resolver, missing: Callable[[str], None] = lambda _: None) -> Any:

@@ -17,6 +17,7 @@ from torch import nn
 from exporter.training.step import export_training_step
 from symbolics.node.names import GRADIENT_DOMAIN
 from tests.exporter.training.javascript import (
+    HELPER,
     Spiking,
     artifacts,
     assert_in_envelope,
@@ -146,6 +147,48 @@ def test_node_says_what_it_cannot_use(tmp_path):
     (folders["linear"] / "manifest.json").write_text(json.dumps({**manifest, "format": 2}))
     with pytest.raises(AssertionError, match="has format 2, this module reads format 1"):
         in_node(tmp_path, folders["linear"], 0, 1)
+
+
+# [pythonop.mjs, folder, x and targets as JSON]: four steps without waiting for one, the same one after the other, and what is refused.
+_STEPS = """
+import { createRequire } from "node:module";
+const [helper, source, given] = process.argv.slice(2);
+const { Trainer } = await import(helper);
+const ort = createRequire(process.cwd() + "/")("onnxruntime-node");
+const { x, target } = JSON.parse(given);
+const batch = { x: new ort.Tensor("float32", Float32Array.from(x), [8, 8]), target: new ort.Tensor("int64", BigInt64Array.from(target, BigInt), [8]) };
+batch.input = batch.x; delete batch.x;
+const [one, two] = [await Trainer.load(ort, source), await Trainer.load(ort, source)];
+const rates = [0.1, 0.01, 0, 0.1];
+const together = await Promise.all(rates.map((learning_rate) => one.step({ ...batch, learning_rate })));
+const apart = [];
+for (const learning_rate of rates)
+  apart.push(await two.step({ ...batch, learning_rate: new ort.Tensor("float32", Float32Array.of(learning_rate), []) }));
+const said = [];
+for (const wrong of [() => one.step({ ...batch, learning_rat: 0.1 }), () => one.evaluate({ inptu: batch.input }), () => one.restore(one.save().slice(0, -1))])
+  try { await wrong(); said.push(""); } catch (error) { said.push(error.message); }
+const after = await one.step(batch);
+const evaluated = Object.values(await one.evaluate(batch))[0].dims;
+console.log(JSON.stringify({ together, apart, said, after, evaluated }));
+"""
+
+
+def test_node_takes_its_turns_and_says_what_it_does_not_know(tmp_path):
+    """Two steps at once are two steps; a rate is a number; a name that no file has is none that is left out."""
+    torch.manual_seed(0)
+    x, target = torch.randn(8, 8), torch.randint(0, 3, (8,))
+    artifacts(tmp_path / "linear", nn.Linear(8, 3), (x, target))
+    (tmp_path / "steps.mjs").write_text(_STEPS)
+    given = json.dumps({"x": x.flatten().tolist(), "target": target.tolist()})
+    done = run_node(tmp_path / "steps.mjs", HELPER.as_uri(), tmp_path / "linear", given)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["together"] == found["apart"] and len(set(found["apart"])) == 3  # the rate of 0 changes nothing
+    rate, name, cut = found["said"]
+    assert rate == "the file has no input learning_rat: it takes input,target"
+    assert name == "the file has no input inptu: it takes input,target"
+    assert "cut off" in cut
+    assert np.isfinite(found["after"]) and found["evaluated"] == [8, 3]
 
 
 def test_node_refuses_a_manifest_that_does_not_fit_its_files(tmp_path):

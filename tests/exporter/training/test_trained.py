@@ -102,6 +102,34 @@ def test_a_trained_model_is_eagers_with_the_same_state(dynamo, ema, tmp_path):
     torch.testing.assert_close(loaded(x).detach(), torch.from_numpy(expected), rtol=1e-4, atol=1e-5)
 
 
+class _Scores(_Network):
+    """Two outputs with names."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        return {"scores": y, "more": (y.softmax(-1), y * 2)}
+
+
+@both
+@pytest.mark.parametrize("with_loss", [False, True], ids=["", "loss"])
+def test_a_trained_model_returns_what_the_model_returns(dynamo, with_loss, tmp_path):
+    """Also where the evaluation has its loss in front; counts that no evaluation reads are in its state."""
+    model, (x, target) = _Scores(), _batches(1, (1, 8, 8), 6)[0]
+    options = {"loss": lambda found, target: F.cross_entropy(found["scores"], target), "targets": (target,)}
+    step = export_training_step(model, (x,), optimizer="sgd", dynamo=dynamo, **options)
+    write_artifacts(step, export_evaluation(model, (x,), dynamo=dynamo, **(options if with_loss else {})), tmp_path / "art")
+    trainer = exporter.Trainer.load(tmp_path / "art")
+    trainer.step(dict(zip((*step.layout.inputs, *step.layout.targets), (x, target), strict=True)))
+    program = exporter.trained(tmp_path / "art", trainer.save())
+    loaded, plain = exporter.load(program), exporter.export(copy.deepcopy(model).eval(), (x,), dynamo=dynamo)
+    found = loaded(x)
+    assert found["scores"].shape == (8, 6) and len(found["more"]) == 2
+    assert torch.equal(found["more"][1], found["scores"] * 2)
+    assert sorted(loaded.state_dict()) == sorted(exporter.load(plain).state_dict())
+    assert loaded.state_dict()["features.1.num_batches_tracked"] == trainer.state_dict()["features.1.num_batches_tracked"] == 1
+    assert program.model.metadata_props["pythonop.stilled"] == plain.model.metadata_props["pythonop.stilled"]
+
+
 class _Rounded(nn.Module):
     """A network in training with fake quantisers of eight bits: Functions of its own, with straight-through gradients."""
 
