@@ -231,6 +231,9 @@ def _write(files: Files, model: ir.Model, path: str | os.PathLike[str], external
 
 
 def _serialized(files: Files | None, model: ir.Model, path: str | os.PathLike[str], external_data: bool | None) -> bytes:
+    from symbolics.gradients.own import note_own_rules  # with all rules, which what only reads files does not need
+
+    note_own_rules(model)
     held = list(held_tensors(model))
     size = sum(each.tensor.nbytes for each in held)
     external = external_data if external_data is not None else size > _EXTERNAL_ABOVE

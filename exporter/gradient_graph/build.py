@@ -21,6 +21,7 @@ from symbolics.errors import ArgumentError
 from symbolics.gradients import RULES, Rule, registry
 from symbolics.gradients.boundaries import BOUNDARIES
 from symbolics.gradients.linked import rules_of_functions
+from symbolics.gradients.own import say_missing_rules
 from symbolics.graph.builder import Builder
 from symbolics.graph.collector import without_gc
 from symbolics.graph.presence import conditions_of, holds
@@ -126,6 +127,7 @@ class _Build(Engine):
             **BOUNDARIES,
             **{(domain, name): r.check(domain, name) for (domain, name), r in own.items()},
         }
+        say_missing_rules(model, rules)
         super().__init__(model, rules, Scope(self.boundary.prefix, self.boundary.is_constant))
 
     def run(self, given: Collection[str] | None, presence: dict[str, str] | None) -> ir.Model:

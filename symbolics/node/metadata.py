@@ -18,6 +18,7 @@ from symbolics.node.names import (
     FORMAT_VERSION,
     FUNCTIONS_KEY,
     GRADIENTS_KEY,
+    RULES_KEY,
     STATE_KEY,
     STEP_KEY,
     STILLED_KEY,
@@ -45,6 +46,7 @@ __all__ = [
     "read_cumulative",
     "read_functions",
     "read_pairing",
+    "read_rules",
     "read_state",
     "read_step",
     "read_stilled",
@@ -58,6 +60,7 @@ __all__ = [
     "write_cumulative",
     "write_functions",
     "write_pairing",
+    "write_rules",
     "write_state",
     "write_step",
     "write_stilled",
@@ -226,6 +229,8 @@ read_step, write_step = _entry(STEP_KEY, StepLayout)
 #: The buffers that a forward changes.
 read_changes, write_changes = _entry(BUFFERS_KEY, BufferChanges)
 _read_functions, write_functions = _entry(FUNCTIONS_KEY, dict[str, Fingerprint])
+#: The gradient rules that operators had, of somebody's own.
+read_rules, write_rules = _entry(RULES_KEY, dict[str, str])
 _read_values, write_values = _entry(VALUES_KEY, dict[str, dict[str, Any]])
 _read_cumulative, write_cumulative = _entry(CUMULATIVE_KEY, tuple[str, ...])
 #: The modules that eval mode has taken something out of.

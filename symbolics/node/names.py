@@ -41,6 +41,7 @@ __all__ = [
     "PYTHON_OP_TANGENT",
     "QUANTIZER_PROPERTY",
     "ROWS_DOMAIN",
+    "RULES_KEY",
     "SOURCE_PROPERTY",
     "STATE_KEY",
     "STEP_KEY",
@@ -102,6 +103,9 @@ BUFFERS_KEY = "pythonop.buffers"  # JSON: BufferChanges; files whose forward cha
 STILLED_KEY = "pythonop.stilled"  # JSON: modules exported in eval mode that would do something else in training mode
 FUNCTIONS_KEY = "pythonop.functions"  # JSON: name of a Function -> Fingerprint
 VALUES_KEY = "pythonop.values"  # JSON: module:name of a value that a Function reads -> the Function and the value at the export
+RULES_KEY = (
+    "pythonop.rules"  # JSON: domain::operator -> module:name of the gradient rule that it had where the file was written, of somebody's own
+)
 UNCHECKED_KEY = "pythonop.unchecked"  # text: why nobody compared the Functions of the file with those of an eager run
 LINKS_KEY = "pythonop.links"  # how many functions the exporter linked to a backward of their own
 GRADIENTS_KEY = "pythonop.gradients"  # JSON: GradientPairing; training files only
