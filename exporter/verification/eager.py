@@ -94,7 +94,12 @@ class EagerStep:
                 ]
             given = list(given) or [None] * len(outputs)
             versions = _versions(model)
-            backward(outputs, given)
+            try:
+                backward(outputs, given)
+            except Exception as error:
+                with contextlib.suppress(Exception):  # a class that takes no attributes
+                    error._pythonop_in_backward = True  # type: ignore[attr-defined]
+                raise
             written = {name for name, version in _versions(model).items() if versions.get(name) != version}
             buffers = changed(before, state_of(model))  # a checkpoint's backward may change them, too
         gradients = {
@@ -115,6 +120,11 @@ class EagerStep:
             untouched,
             written & buffers.keys(),
         )
+
+
+def in_backward(error: BaseException) -> bool:
+    """Whether it was a backward of `EagerStep.run` that raised it, and no forward."""
+    return getattr(error, "_pythonop_in_backward", False) is True
 
 
 def _versions(model: torch.nn.Module) -> dict[str, int]:

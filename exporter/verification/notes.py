@@ -24,6 +24,7 @@ __all__ = [
     "note_on_backward",
     "note_on_changes",
     "note_on_constants",
+    "note_on_no_departure",
     "notes_on",
 ]
 
@@ -122,6 +123,17 @@ def note_on_backward(rows: Sequence[Row], written: Collection[str], *, is_there:
             f"A backward of the model writes to {names}, in eager; a file carries from step to step what the forward writes. Write it in forward, after what "
             "reads it, or in the training loop, where the file's users have to do so as well.",
         )
+
+
+def note_on_no_departure(functions: Collection[str]) -> Note:
+    """What to look at where `bisect` finds nothing."""
+    text = (
+        "None of the file's nodes stands out: each has inputs and results that eager has as well, also in another order, or none that eager has. Values are "
+        "compared in this process, so what differs in a fresh process alone is not found either."
+    )
+    if functions:
+        text += f" What the file calls in Python may be at fault: {', '.join(list(functions)[:6])}."
+    return Note("First departure", text)
 
 
 def _on_growth(grown: list[Row]) -> Note:

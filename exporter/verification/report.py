@@ -142,6 +142,8 @@ class Report:
             verdict += f"{', and others differ' if bad else ', but not all'} at a {' and a '.join(wrong)}"
         elif tried and not bad:
             verdict += f", also at a {' and a '.join(row.kind for row in tried)}"
+        if left := [row.kind for row in self.rows if row.kind in ELSEWHERE and row.note]:
+            verdict += f", not compared at a {' and a '.join(dict.fromkeys(left))}"
         errors = [row.error for row in self.rows if not row.note and math.isfinite(row.error)]
         return f"{verdict}; {f'largest error {max(errors):.1e} ' if errors else ''}({times})"
 

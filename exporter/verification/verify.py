@@ -29,10 +29,10 @@ from exporter.forward.plain_tensors import held_plainly
 from exporter.runtime.providers import choose, precision_of, said_of
 from exporter.verification.bisect import first_departure
 from exporter.verification.compare import largest
-from exporter.verification.eager import EagerStep, draws, in_float64, measured_step, with_the_files_masks
+from exporter.verification.eager import EagerStep, draws, in_backward, in_float64, measured_step, with_the_files_masks
 from exporter.verification.elsewhere import Elsewhere, other_runs, rows_of
 from exporter.verification.existing import names_allowed, note_on_values, note_on_weights, open_existing, weight_rows
-from exporter.verification.notes import choices_of, note_on_backward, note_on_changes, note_on_constants, notes_on
+from exporter.verification.notes import choices_of, note_on_backward, note_on_changes, note_on_constants, note_on_no_departure, notes_on
 from exporter.verification.process import FileRun, FileStep, run_in_a_fresh_process
 from exporter.verification.report import STEPS, Report
 from exporter.verification.rows import ELSEWHERE, Row
@@ -154,7 +154,7 @@ def _compared(
     except PythonopError:
         raise
     except Exception as error:
-        raise eager_failure(error, "model(*args)") from error
+        raise eager_failure(error, "a backward() from the outputs of model(*args)" if in_backward(error) else "model(*args)") from error
     random = draws(case, eager)
     seconds: dict[str, float] = {}
     if file is None:
@@ -213,6 +213,8 @@ def _compared(
     ):  # with other weights, the first node that has one departs
         _log.info("looking for the first node that departs")
         report.first_departure = first_departure(program, *_where_it_differs(case, eager, rows, others), allowed)
+        if report.first_departure is None:
+            report.notes.append(note_on_no_departure(_functions(program)))
     return report
 
 

@@ -21,10 +21,10 @@ from symbolics.node.names import (
     GRADIENTS_KEY,
     MARK_COUNT_KEY,
     OUTPUTS_KEY,
+    RULES_KEY,
     STATE_KEY,
     STEP_KEY,
     STILLED_KEY,
-    RULES_KEY,
     VALUES_KEY,
     VERSION_KEY,
 )
