@@ -79,6 +79,6 @@ def warn_of_cut(cut: Sequence[Cut], what: str) -> None:
     )
     warn(
         f"the gradient taken at {place_of(cut)} is a constant to {what}: it was taken without create_graph=True, so no parameter "
-        f"learns from what reads it, such as a loss of forces{eager}\n"
-        "  way out: take it with create_graph=True; or detach() it, which says that it is meant to be a constant"
+        f"learns through it, as through forces in a loss{eager}. "
+        "Take it with create_graph=True; or detach() it to say that a constant is meant."
     )
