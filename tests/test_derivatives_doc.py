@@ -41,7 +41,7 @@ def assert_step(made: dict[str, Any], loss: Any, batch: tuple[torch.Tensor, ...]
     losses, state = run(made["step"], [batch] * 3)
     assert losses == pytest.approx(eager(made["model"], loss, optimizer, [batch] * 3, arguments=arguments), rel=1e-4)
     for name, parameter in made["model"].named_parameters():
-        got = state.get(f"param.{name}", before[name].numpy())  # nothing depends on the last bias of a PINN: it is no state
+        got = state.get(f"param.{name}", before[name].numpy())  # what the loss does not depend on is no state
         np.testing.assert_allclose(got, parameter.detach().numpy(), rtol=1e-3, atol=1e-4)
 
 
@@ -58,7 +58,11 @@ def test_energy_and_forces():
 def test_a_pinn():
     made = recipe("A PINN with second derivatives")
     optimizer = torch.optim.AdamW(made["model"].parameters(), lr=1e-2)
-    assert_step(made, lambda residual: residual.square().mean(), (made["t"], made["x"]), 2, optimizer)
+    assert_step(made, made["loss"], (made["t"], made["x"], made["known"], made["weight"]), 2, optimizer)
+    trainer, more = exporter.Trainer(made["step"]), torch.rand(4, 13, 1)  # another number of points
+    made["model"].load_state_dict(trainer.state_dict())
+    expected = float(made["loss"](made["model"](*more[:2]), *more[2:]))
+    assert trainer.step(dict(zip(("t", "x", "target_0", "target_1"), more))) == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_gradient_penalty():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import io
+import warnings
 from collections.abc import Collection
 from typing import Any
 
@@ -182,7 +183,10 @@ def _draft(original: Any, model: Any, args: Any, options: dict[str, Any]) -> io.
     draft = io.BytesIO()
     # Inputs of the graph are what torch's passes leave alone; finish() makes them initializers again.
     try:
-        original(model, args, draft, do_constant_folding=False, export_params=False, keep_initializers_as_inputs=True, **options)
+        with warnings.catch_warnings():
+            # Our own lines stand in the trace, too. Of what the model does there, `symbolics.capture` warns at the user's line.
+            warnings.filterwarnings("ignore", category=torch.jit.TracerWarning, module=r"(exporter|symbolics)\.")  # type: ignore[attr-defined]
+            original(model, args, draft, do_constant_folding=False, export_params=False, keep_initializers_as_inputs=True, **options)
     except RuntimeError as error:
         if str(error).startswith("number of output names"):
             raise ArgumentError(f"output_names: {error}") from error

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import onnx_ir as ir
 
 from exporter.files.weights import foreign_state
-from symbolics.errors import ArgumentError
+from symbolics.errors import ArgumentError, PythonopError
 from symbolics.graph.scope import graph_names
 from symbolics.graph.values import is_float, is_float_tensor, name_of, rank_of
 from symbolics.graph.walk import walk
@@ -31,6 +31,7 @@ class Boundary:
     Attributes:
         wrt: The values to differentiate with respect to.
         prefix: Of the names of all nodes of the gradient graph.
+        idle: What is raised where an output that the caller named depends on nothing in wrt; None: an ArgumentError that names both.
 
     Raises:
         ArgumentError: A name does not exist, stands twice or has no gradient.
@@ -58,6 +59,7 @@ class Boundary:
         self.wrt = _named("wrt", wrt, sources, "input or initializer")
         ends = {name_of(v): v for v in graph.outputs}
         results = {name_of(v) for v in results_of(model)}
+        self.idle: PythonopError | None = None
         self._strict = outputs is not None and not lenient
         self._names = set(
             map(
@@ -110,7 +112,7 @@ class Boundary:
     def check_reached(self, active: set[ir.Value]) -> None:
         """Refuse an output that no target reaches, where the caller named it."""
         if self._strict and (idle := [v.name for v in self.outputs if v not in active]):
-            raise ArgumentError(
+            raise self.idle or ArgumentError(
                 f"the outputs {idle} depend on nothing in wrt in a differentiable way: leave them out of outputs, or extend wrt"
             )
 

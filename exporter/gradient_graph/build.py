@@ -14,6 +14,7 @@ from exporter.errors import short
 from exporter.files.outlined import outline_modules
 from exporter.files.proto import reading
 from exporter.gradient_graph.boundary import Boundary
+from exporter.gradient_graph.cut import cut_gradients, warn_of_cut
 from exporter.gradient_graph.engine import Engine, Key
 from exporter.gradient_graph.model import own_copy, set_ir_version
 from exporter.gradient_graph.slow_operators import without_slow_operators
@@ -32,7 +33,7 @@ from symbolics.node.backward import count_readers, is_backward
 from symbolics.node.metadata import GradientPairing, read_state, write_pairing
 from symbolics.node.names import GRADIENTS_KEY
 
-__all__ = ["build_gradient_graph", "differentiate", "gradient"]
+__all__ = ["build_gradient_graph", "built", "differentiate", "gradient"]
 
 ModelLike = str | os.PathLike[str] | onnx.ModelProto | ir.Model | Any
 
@@ -44,7 +45,6 @@ def gradient(*op_types: str, **options: Any) -> Callable[[registry.Function], re
 
 
 @short
-@without_gc()
 def build_gradient_graph(
     model: ModelLike,
     *,
@@ -81,9 +81,27 @@ def build_gradient_graph(
     """
     if overrides is not None and not isinstance(overrides, Mapping):
         raise ArgumentError(f"overrides is of type {type(overrides).__name__}: give a dict operator -> rule")
+    return built(model, wrt=wrt, outputs=outputs, overrides=overrides, warns=True)
+
+
+@without_gc()
+def built(
+    model: ModelLike,
+    *,
+    wrt: Iterable[str] | None = None,
+    outputs: Iterable[str] | None = None,
+    overrides: Mapping[str | Key, Callable[..., Any] | Rule] | None = None,
+    warns: bool = False,
+) -> ir.Model:
+    """`build_gradient_graph`, whose arguments and errors these are, without a word of gradients that are cut off where nobody asked for it."""
     with reading(model):
         copy = own_copy(model, bounded=True)
-    training = differentiate(copy, Boundary(copy, wrt, outputs), overrides or {})
+    wrt = None if wrt is None else wrt if isinstance(wrt, str) else list(wrt)
+    boundary = Boundary(copy, wrt, outputs)
+    if warns:  # forces, say, of a file that is differentiated by its inputs alone, are meant to be constants
+        learned = [v for v in boundary.wrt if wrt is not None or not v.is_graph_input()]
+        warn_of_cut(cut_gradients(copy, learned, boundary.outputs), "the gradient graph")
+    training = differentiate(copy, boundary, overrides or {})
     outline_modules(training)
     return training
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from exporter.gradient_graph.boundary import Boundary
+from exporter.gradient_graph.cut import say_cut
 from exporter.gradient_graph.engine import Engine
 from exporter.gradient_graph.inference import infer_shapes
 from symbolics.errors import ExportError, PythonopError
@@ -72,6 +73,7 @@ class _Inside(Engine):
         graph.opset_imports.setdefault(OWN_DOMAIN, 1)  # gradients of gradients of Functions: types are inferred between two sweeps
         self.type_all([*taken, *variables, *boundaries])
         for node in taken:
+            say_cut(node)
             with _told(node), self.explained():
                 self.put(node)
             self.register()

@@ -21,6 +21,7 @@ from exporter.module.plans import Plan, Plans, Settings
 from exporter.module.state import leave_empty, look_up
 from exporter.module.step import ForwardRun, Step, TransformedStep
 from exporter.module.tangents import Tangents, taken_apart
+from exporter.runtime.shared_sizes import different
 from exporter.runtime.tensors import to_array
 from exporter.train_mode.batch_norm import counter_of
 from exporter.train_mode.dropout import draw_seed
@@ -376,9 +377,7 @@ class Bound:
             )
         for axis, size in declared.named:
             if sizes.setdefault(size, (shape[axis], name))[0] != shape[axis] and size.isidentifier():
-                raise RunError(
-                    f"the inputs {sizes[size][1]!r} and {name!r} have different sizes {sizes[size][0]} and {shape[axis]} where the model has one, {size!r}"
-                )
+                raise RunError(different(size, (sizes[size][1], sizes[size][0]), (name, shape[axis])))
         return value
 
     def _state_of(self, module: torch.nn.Module) -> list[torch.Tensor]:

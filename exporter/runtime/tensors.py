@@ -125,6 +125,12 @@ class Runner:
         self.index = device.index or 0
         self.inputs = {value.name: _element_type(value.type) for value in session.get_inputs()}
         self.scalars = frozenset(value.name for value in session.get_inputs() if value.shape == [])  # onnxruntime takes more for them
+        #: Input -> the axes whose size has a name that other inputs may share, and no formula: (axis, name).
+        self.named = {
+            value.name: [(axis, size) for axis, size in enumerate(value.shape) if isinstance(size, str) and size.isidentifier()]
+            for value in session.get_inputs()
+            if isinstance(value.shape, list)
+        }
         self.types = {value.name: _element_type(value.type) for value in session.get_outputs()}
         self.names = list(self.types)
         self.shapes = {value.name: value.shape for value in session.get_outputs()}  # as the model declares them: numbers, and names or None

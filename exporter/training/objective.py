@@ -16,10 +16,12 @@ from torch.utils import _pytree as pytree
 
 from exporter.files.program import Program
 from exporter.forward.export import export
-from exporter.forward.inputs import named_tensors
+from exporter.forward.inputs import named_leaves, named_tensors
 from exporter.gradient_graph.slow_operators import slow_operators_stay
 from exporter.training.carried import OURS
+from exporter.training.target_sizes import settle_sizes
 from symbolics.errors import ArgumentError, ExportError, Faq
+from symbolics.node.cut import read_cut, write_cut
 from symbolics.node.metadata import (
     read_changes,
     read_cumulative,
@@ -30,7 +32,7 @@ from symbolics.node.metadata import (
     write_state,
     write_stilled,
 )
-from symbolics.node.names import BUFFERS_KEY, CUMULATIVE_KEY, MODULE_PROPERTY, STATE_KEY, STILLED_KEY
+from symbolics.node.names import BUFFERS_KEY, CUMULATIVE_KEY, CUT_PROPERTY, MODULE_PROPERTY, STATE_KEY, STILLED_KEY
 
 __all__ = ["Objective", "check_names", "state_key"]
 
@@ -132,20 +134,41 @@ class Objective(torch.nn.Module):
             warnings.filterwarnings("ignore", "Exporting a model while it is in training mode", UserWarning)
             with contextlib.nullcontext() if self._made[4] else slow_operators_stay():  # an evaluation is run as it is
                 program = export(self, self.args, dynamic_shapes=self.dynamic(dynamic_shapes), **options)
+        if dynamic_shapes is not None:
+            settle_sizes(
+                program.model.graph,
+                [tuple(value.shape) for value in named_tensors(self, self.args, {}).values()],
+                len(self.names),
+                self._asked(dynamic_shapes),
+                named=bool(options.get("dynamo", True)),
+            )
         _rename_state(program.model)
         for node in program.model.graph.all_nodes():
             if (path := node.metadata_props.pop(MODULE_PROPERTY, "model")) != "model":
                 node.metadata_props[MODULE_PROPERTY] = state_key(path)
+            if (said := node.metadata_props.get(CUT_PROPERTY)) is not None:
+                cut = read_cut(said)
+                node.metadata_props[CUT_PROPERTY] = write_cut(replace(cut, module="" if cut.module == "model" else state_key(cut.module)))
         program.portable = [replace(call, module="" if call.module == "model" else state_key(call.module)) for call in program.portable]
         return program
+
+    def _given(self, shapes: Any) -> dict[str, Any]:
+        """The parts of ``dynamic_shapes`` by the names of arguments."""
+        names = list(inspect.signature(self.forward).parameters)
+        given = dict(shapes) if isinstance(shapes, Mapping) else dict(zip(names, shapes, strict=False))
+        return {name: shape for name, shape in given.items() if name not in self._ignored}
+
+    def _asked(self, shapes: Any) -> set[str]:
+        """The targets of which ``dynamic_shapes`` says what is open, by the names of their inputs."""
+        given, every = self._given(shapes), dict(zip(inspect.signature(self.forward).parameters, self.args, strict=True))
+        return {leaf for name in given if name in every for leaf in named_leaves(name, every[name])}
 
     def dynamic(self, shapes: Any) -> Any:
         """``dynamic_shapes`` of the model's arguments for all of this module's; sizes of targets follow where nothing is said."""
         if shapes is None:
             return None
         names = list(inspect.signature(self.forward).parameters)
-        given = dict(shapes) if isinstance(shapes, Mapping) else dict(zip(names, shapes, strict=False))
-        given = {name: shape for name, shape in given.items() if name not in self._ignored}
+        given = self._given(shapes)
         if unknown := set(given) - set(names):
             raise ExportError(f"dynamic_shapes names {sorted(unknown)}; the step's arguments are {', '.join(names)}")
         every = dict(zip(names, self.args, strict=True))

@@ -23,6 +23,7 @@ from exporter.files.valid import check_valid
 from exporter.forward.arguments import check_call, check_model, check_values
 from exporter.gradient_graph.boundary import Boundary
 from exporter.gradient_graph.build import differentiate
+from exporter.gradient_graph.cut import cut_gradients, place_of, warn_of_cut
 from exporter.gradient_graph.inference import infer_shapes
 from exporter.gradient_graph.model import own_copy, remove_marks
 from exporter.gradient_graph.recompute import Recompute, checked, recompute as rematerialize
@@ -37,6 +38,7 @@ from exporter.training.objective import Objective, check_names, state_key
 from symbolics.errors import ArgumentError, ExportError
 from symbolics.graph.collector import without_gc
 from symbolics.graph.flatten import flatten, of_modules
+from symbolics.node.cut import Cut
 from symbolics.node.dialects import to_dialect
 from symbolics.node.metadata import StepLayout, changes_of
 
@@ -178,7 +180,7 @@ def export_training_step(
             a step whose gradients overflow changes only the scale, as with torch.amp.GradScaler.
         dynamo, dynamic_shapes, opset_version, inline, portable, opaque, functions, fallback, **torch_onnx_export_options: As
             `export` takes them. ``dynamic_shapes`` may name the targets, too (``target``, or ``target_0``, ...). Otherwise
-            their sizes follow from the model.
+            a size of theirs is open where it follows an open size of the model, and fixed elsewhere.
         recompute: How much the forward keeps for the backward: None, "auto" or a number of bytes, as `load` takes it, for inputs
             with the shapes of the examples. What is computed again is in the file twice.
         output_names: Names for the model's outputs, in order. The step then returns those outputs beside the loss. Default: none.
@@ -245,7 +247,11 @@ def export_training_step(
     with without_gc():
         training = own_copy(forward)
         wrt = [name for group in groups for name in group.names]
-        differentiate(training, Boundary(training, wrt, [str(forward.graph.outputs[0].name)]), {}, final=False)
+        boundary = Boundary(training, wrt, [str(forward.graph.outputs[0].name)])
+        cut = cut_gradients(training, boundary.wrt, boundary.outputs)
+        boundary.idle = _idle(cut)
+        differentiate(training, boundary, {}, final=False)
+        warn_of_cut(cut, "the training step")
     remove_marks(training)
     if again is not None:
         extra = [name for entry in statistics for name in entry.values] + list(changes_of(training).carried.values())
@@ -265,3 +271,12 @@ def export_training_step(
         initial=assembly.carried.initial,
         layout=assembly.layout,
     )
+
+
+def _idle(cut: Sequence[Cut]) -> ExportError:
+    """What to say of a loss that no parameter has a gradient of."""
+    why, way = "detach(), torch.no_grad() or a step function stands on every way", "let the loss read what depends on the parameters"
+    if cut:
+        why = f"it reads the gradient taken at {place_of(cut)} without create_graph=True, which is a constant to it"
+        way = "take it with create_graph=True"
+    return ExportError(f"the loss depends on no trainable parameter, so there is nothing to train: {why}\n  way out: {way}")

@@ -23,6 +23,7 @@ from exporter.files.trained import EVALUATION, EVALUATION_LOSS, INITIAL, MANIFES
 from exporter.runtime.accelerate import Update
 from exporter.runtime.changed import say_changed
 from exporter.runtime.session import open_session, step_sessions
+from exporter.runtime.shared_sizes import check_shared
 from exporter.runtime.tensors import Runner, tensor, to_array, to_tensor
 from exporter.training.artifacts import with_state_inputs, without_loss
 from exporter.training.settings import Settings
@@ -230,7 +231,8 @@ class Trainer:
             The loss before the step, a number.
 
         Raises:
-            ArgumentError: The batch lacks an input, has one that the step does not have, or one of another dtype.
+            ArgumentError: The batch lacks an input, has one that the step does not have, or one of another dtype; or two inputs differ
+                in a size that they share.
             RunError: onnxruntime refuses a shape. What a Function raises comes out as it was.
         """
         with self._turn("step"):
@@ -433,7 +435,9 @@ def _fitting(batch: Mapping[str, Any], runner: Runner, needed: Sequence[str], kn
     if unknown or missing:
         what = f"no input {shown(str(unknown[0]))}" if unknown else f"an input {shown(missing[0])}, which the batch lacks"
         raise ArgumentError(f"the file has {what}: it takes {', '.join(map(clean, needed))}")
-    return {name: _as_tensor(name, value, DTYPES.get(runner.inputs[name] or 0), runner.scalars) for name, value in batch.items()}
+    found = {name: _as_tensor(name, value, DTYPES.get(runner.inputs[name] or 0), runner.scalars) for name, value in batch.items()}
+    check_shared(runner.named, ((name, found[name]) for name in needed))
+    return found
 
 
 def _as_tensor(name: str, value: Any, dtype: torch.dtype | None, scalars: Collection[str]) -> torch.Tensor:

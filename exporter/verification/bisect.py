@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from exporter.forward.case import Case
 from exporter.forward.inputs import named_tensors
-from exporter.gradient_graph.build import build_gradient_graph
+from exporter.gradient_graph.build import built
 from exporter.runtime.session import inference_session
 from exporter.runtime.tensors import Runner, tensor
 from exporter.verification.provenance import module_of, operator_of
@@ -43,7 +43,7 @@ def first_departure(program: Any, case: Case, cotangents: Sequence[Any], allow: 
         allow: What the file may name.
     """
     known, results = _eager(case, cotangents)
-    training = build_gradient_graph(program)
+    training = built(program)
     pairing = pairing_of(training)
     assert pairing is not None
     outputs = [value for value in training.graph.outputs if value.name not in set(pairing.outputs.values())]

@@ -12,7 +12,7 @@ from typing import Any
 from exporter.files.program import Program
 from exporter.files.save import saving
 from exporter.files.summary import Summary, Table, as_html
-from exporter.gradient_graph.build import build_gradient_graph
+from exporter.gradient_graph.build import built
 from exporter.pictures.draw import draw_inside_a_page
 from exporter.pictures.layout import missing
 from exporter.pictures.svg import LEGEND, STYLE
@@ -190,7 +190,7 @@ class Report:
         if missing() is not None:
             return "", f"{extra('draw')} puts a picture of the graph and its gradient here."
         try:
-            return draw_inside_a_page(build_gradient_graph(self.program), "the graph and its gradient", _BOXES), ""
+            return draw_inside_a_page(built(self.program), "the graph and its gradient", _BOXES), ""
         except PythonopError as error:
             return "", f"No picture of the graph: {error}"
 

@@ -36,7 +36,7 @@ def _backward(
         leaves = _leaves(recorder, outputs) if inputs is None else _listed(inputs)
     if not leaves:
         return
-    found = gradients(recorder, _WHAT, outputs, leaves, cotangents, create_graph=create_graph)
+    found = gradients(recorder, _WHAT, outputs, leaves, cotangents, create_graph=create_graph, retain_graph=retain_graph)
     accumulated = recorder.capture.taken.accumulated
     with private.unheard(), torch.set_grad_enabled(create_graph):
         for leaf, g in zip(leaves, found, strict=True):

@@ -42,6 +42,7 @@ class Taken:
         hooked: Keys of the hooks on gradients that stood on the way of a gradient when it was taken.
         calls: How many calls of torch.autograd.grad it has made, by module and line.
         pushing: For each jvp that is being taken: what looks at a call of a Function inside of what it differentiates.
+        cut: Gradients that were taken without create_graph=True: nothing flows through them.
         shared: What the rows of the Jacobian that is being taken share, None outside of one.
     """
 
@@ -53,6 +54,7 @@ class Taken:
     hooked: set[str] = field(default_factory=set)
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
     pushing: list[Callable[[type, Any], None]] = field(default_factory=list)
+    cut: list[torch.Tensor] = field(default_factory=list)
     shared: dict[Any, Any] | None = None
 
 
@@ -80,7 +82,7 @@ def is_edge(key: str) -> bool:
 
 
 def gradient_attributes(key: str, outputs: int) -> list[ir.Attr]:
-    """What the node of a gradient says: how many outputs are differentiated, and the module and line that its key names."""
+    """What the node of a gradient says: how many outputs are differentiated, and what its key names: the module, the line, whether it is cut off."""
     return [ir.AttrInt64("outputs", outputs), *(ir.AttrString(name, text) for name, text in json.loads(key).items())]
 
 

@@ -19,6 +19,7 @@ from symbolics.capture.gradient_hooks import HookedTensor
 from symbolics.capture.gradient_ops import PIN, keep_results
 from symbolics.capture.recorder import Recorder
 from symbolics.capture.trace.gradients import fed, real_gradients, standing_for
+from symbolics.node.cut import FREED, KEPT
 
 __all__ = ["check_later_hook", "edges_behind", "grad", "gradients", "variable"]
 
@@ -56,7 +57,9 @@ def grad(
     answers = recorder.answers.get(site, [])[recorder.capture.taken.calls[site] :][:1]
     recorder.capture.taken.calls[site] += 1
     answer = answers[0] if answers and len(answers[0]) == len(inputs) else None
-    found = gradients(recorder, "torch.autograd.grad", outputs, inputs, cotangents, create_graph=create_graph, answer=answer)
+    found = gradients(
+        recorder, "torch.autograd.grad", outputs, inputs, cotangents, create_graph=create_graph, retain_graph=retain_graph, answer=answer
+    )
     if materialize_grads:
         return tuple(torch.zeros_like(x) if g is None else g for g, x in zip(found, inputs, strict=True))
     for index, g in enumerate(found):
@@ -76,6 +79,7 @@ def gradients(
     cotangents: Sequence[Any],
     *,
     create_graph: bool,
+    retain_graph: bool | None = None,
     answer: tuple[bool | None, ...] | None = None,
 ) -> list[torch.Tensor | None]:
     """The gradient of some tensors with respect to others, None for one that they do not depend on.
@@ -87,6 +91,7 @@ def gradients(
         inputs: What with respect to.
         cotangents: The gradient of each output, None for the 1 of a scalar.
         create_graph: Whether gradients flow through the result.
+        retain_graph: Whether eager keeps what a second gradient would read; None: where create_graph says so.
         answer: What eager has for each input: None, or whether gradients flow through it. None where that is not known.
 
     Raises:
@@ -124,7 +129,7 @@ def gradients(
             return [None] * len(inputs)
         _check_hooks(recorder, what, outputs, targets)
         recorder.capture.taken.outputs += outputs
-        key, real = _key(recorder), None
+        key, real = _key(recorder, "" if create_graph else KEPT if retain_graph else FREED), None
         if private.is_tracing():
             real = real_gradients(outputs, targets, cotangents, create_graph)
             with private.paused_capture():
@@ -134,6 +139,7 @@ def gradients(
             results = torch.ops.pythonop.gradient(list(outputs), pins, cotangents, key)
         if not create_graph:
             results = [torch.ops.pythonop.stop_gradient(g.detach()) for g in results]
+            recorder.capture.taken.cut += results
         elif answer is not None:
             flows = [flow for flow, found in zip(answer, reached, strict=True) if found]
             results = [g if flow else torch.ops.pythonop.stop_gradient(g.detach()) for g, flow in zip(results, flows, strict=True)]
@@ -157,9 +163,9 @@ def boundary(x: torch.Tensor, key: str) -> torch.Tensor:
         return result
 
 
-def _key(recorder: Recorder) -> str:
+def _key(recorder: Recorder, cut: str) -> str:
     module, source = recorder.capture.sites.here()
-    return json.dumps({"id": str(next(_keys)), "module": module, "source": source})
+    return json.dumps({"id": str(next(_keys)), "module": module, "source": source, "cut": cut})
 
 
 def _cotangent(recorder: Recorder, what: str, index: int, output: torch.Tensor, given: torch.Tensor | None) -> torch.Tensor:

@@ -7,6 +7,8 @@ gradient.
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ import symbolics.capture.opaque_op  # noqa: F401  (it defines the operator)
 from symbolics import torch_private as private
 from symbolics.capture.aliases import is_whole
 from symbolics.capture.recorder import active_recorder
+from symbolics.users import is_users
 
 __all__ = ["SHAPE_ONLY", "marked", "sources", "stops"]
 
@@ -51,13 +54,35 @@ def marked(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], 
         if sources(args, kwargs):
             pytree.tree_map_only(torch.Tensor, _as_differentiable, result)
         return result
-    found = sources(args, kwargs)
+    found = sources(args, kwargs) or _cut(func, args)
     return pytree.tree_map_only(torch.Tensor, lambda t: _mark(t, found), result) if found else result
 
 
 def sources(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The arguments through which gradients flow."""
     return [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+
+
+def _cut(func: Any, args: tuple[Any, ...]) -> list[torch.Tensor]:
+    """What the model cuts off though nothing flows there: gradients that were taken without create_graph=True, and what it makes of them.
+
+    The mark says that this is meant (`exporter.gradient_graph.cut`).
+    """
+    recorder = active_recorder()
+    if recorder is None or not recorder.capture.taken.cut or not (stops(func) or not torch.is_grad_enabled()) or _of_functional():
+        return []
+    found = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+    return found if stops(func) else [leaf for leaf in found if any(leaf is cut for cut in recorder.capture.taken.cut)]
+
+
+def _of_functional() -> bool:
+    """Whether torch.autograd.functional asks, which detaches whatever it gives without create_graph=True: that says no more than the missing word."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        if frame.f_globals.get("__name__") == "torch.autograd.functional":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _needs_no_mark(result: Any) -> bool:

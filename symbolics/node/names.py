@@ -123,6 +123,9 @@ SOURCE_PROPERTY = "pythonop.source"  # module.name:line of the code that made it
 DRAWN_PROPERTY = "pythonop.drawn"  # the last node of a random mask that standard operators compute: costly, and not to be computed again
 OPAQUE_PROPERTY = "pythonop.opaque"  # why it is a PythonOp where a portable file was asked for, or what opaque= made it
 
+# Metadata of a stop-gradient mark behind a gradient that forward takes without create_graph=True: JSON of symbolics/node/cut.py.
+CUT_PROPERTY = "pythonop.cut"
+
 # Metadata of a PythonOp, or of the call of the function that stands for it: JSON of exporter/quantization/records.py, what exporter.quantizer declared of it.
 QUANTIZER_PROPERTY = "pythonop.quantizer"
 

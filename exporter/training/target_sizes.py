@@ -1,0 +1,69 @@
+"""Sizes of a loss's targets: open where they follow an open size of the model's inputs, and fixed elsewhere.
+
+Torch leaves open what nothing says: the 3 of forces (atoms, 3) among it, so that a step would broadcast a reference of other sizes without
+a word. Of sizes that differ under one name, whoever runs the step can tell the user.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import onnx_ir as ir
+
+from symbolics.graph.walk import walk
+
+__all__ = ["settle_sizes"]
+
+_NAME = re.compile(r"[^\W\d]\w*")
+
+
+def settle_sizes(graph: ir.Graph, shapes: Sequence[Sequence[int]], count: int, asked: Collection[str], *, named: bool) -> None:
+    """Write sizes of targets that are open for nothing as numbers, in place.
+
+    Args:
+        graph: An export of model and loss.
+        shapes: The example's, of each input of the graph.
+        count: How many of the inputs, in front, are the model's own arguments.
+        asked: Targets of whose sizes the user has said himself what is open.
+        named: Whether an open size has the model's name for it where torch has found that the two are one. Else the example has to tell.
+    """
+    if len(graph.inputs) != len(shapes):
+        return
+    inputs = list(zip(graph.inputs, shapes, strict=True))
+    opened = {name: size for value, shape in inputs[:count] for _, name, size in _open(value, shape)}
+    own = {word for name in opened for word in _NAME.findall(name)}
+    own.update(name for value, shape in inputs[count:] if value.name in asked for _, name, _ in _open(value, shape))
+    found: dict[str, int | str] = {}
+    for value, shape in inputs[count:]:
+        taken = {name for _, name, _ in _open(value, shape)}
+        for _, name, size in _open(value, shape):
+            if name in found or own.issuperset(_NAME.findall(name)):
+                continue
+            same = [other for other, its in opened.items() if its == size and other.isidentifier()]
+            if not named and len(same) == 1 and same[0] not in taken:
+                found[name] = same[0]
+                taken.add(same[0])
+            elif not _may_follow(size, opened.values()):
+                found[name] = size
+    if found:
+        _write(graph, found)
+
+
+def _open(value: ir.Value, shape: Sequence[int]) -> Iterator[tuple[int, str, int]]:
+    """(axis, name, the example's size) of the open axes of an input that have a name."""
+    for axis, (dim, size) in enumerate(zip(value.shape or (), shape)):
+        if isinstance(dim, ir.SymbolicDim) and dim.value:
+            yield axis, str(dim.value), size
+
+
+def _may_follow(size: int, opened: Collection[int]) -> bool:
+    """Whether a size may be that of an open one, or computed of it: one more or less (the next token), half of it, a multiple (a flat batch)."""
+    return any(size in (one, one - 1, one + 1, one // 2) or (one > 1 and size and not size % one) for one in opened)
+
+
+def _write(graph: ir.Graph, found: Mapping[str, int | str]) -> None:
+    """Put numbers and names in the place of names, in the shapes of all values."""
+    for value in (*graph.inputs, *(value for node in walk(graph) for value in node.outputs)):
+        if value.shape is not None and any(isinstance(dim, ir.SymbolicDim) and dim.value in found for dim in value.shape):
+            value.shape = ir.Shape([found.get(str(dim.value), dim) if isinstance(dim, ir.SymbolicDim) else dim for dim in value.shape])

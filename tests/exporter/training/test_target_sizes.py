@@ -1,0 +1,152 @@
+"""Sizes of targets: open where they follow the model's open sizes, fixed elsewhere; and what a Trainer says where sizes differ."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import exporter
+from exporter import ArgumentError, RunError
+
+ATOMS, EDGES = 20, 41
+
+
+class Field(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.ones(3))
+
+    def forward(self, pos, src, dst):
+        return ((pos[src] - pos[dst]) * self.w).square().sum(), pos * self.w
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return x * self.w
+
+
+def batch(atoms=ATOMS, edges=EDGES):
+    index = torch.arange(edges)
+    x = torch.linspace(-1, 1, atoms * 3).reshape(atoms, 3)
+    return {"pos": x, "src": index % atoms, "dst": (index + 1) % atoms, "target_0": torch.tensor(1.0), "target_1": 2 * x}
+
+
+def loss(found, energy, forces):
+    return (found[0] - energy).square() + (found[1] - forces).square().mean()
+
+
+SHAPES = {"pos": {0: "atoms"}, "src": {0: "edges"}, "dst": {0: "edges"}}
+
+
+def made(dynamo, shapes=SHAPES):
+    *args, energy, forces = batch().values()
+    step = exporter.export_training_step(
+        Field(), tuple(args), loss=loss, targets=(energy, forces), optimizer="sgd", dynamo=dynamo, dynamic_shapes=shapes
+    )
+    return step
+
+
+def sizes(step):
+    return {str(value.name): [getattr(dim, "value", dim) for dim in value.shape] for value in step.model.graph.inputs}
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["dynamo", "torchscript"])
+def step(request):
+    return made(request.param)
+
+
+def test_a_target_has_the_models_open_sizes_and_fixed_ones(step):
+    found = sizes(step)
+    assert found["target_1"] == ["atoms", 3]
+    assert found["target_0"] == []
+    assert found["pos"] == ["atoms", 3]
+    assert found["src"] == found["dst"] == ["edges"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"target_1": torch.zeros(19, 3)}, "'pos' has 20 atoms, 'target_1' has 19: the file has one size 'atoms' for both"),
+        ({"target_1": torch.zeros(1, 3)}, "'pos' has 20 atoms, 'target_1' has 1: "),
+        ({"dst": torch.zeros(40, dtype=torch.int64)}, "'src' has 41 edges, 'dst' has 40: the file has one size 'edges' for both"),
+    ],
+    ids=["one row less", "one row", "edges"],
+)
+def test_sizes_that_differ_are_named_before_anything_runs(step, changed, says):
+    trainer = exporter.Trainer(step)
+    before = trainer.save()
+    with pytest.raises(ArgumentError, match=says):
+        trainer.step({**batch(), **changed})
+    assert trainer.save() == before
+
+
+def test_a_reference_of_one_column_is_not_broadcast(step):
+    with pytest.raises(RunError, match="target_1"):
+        exporter.Trainer(step).step({**batch(), "target_1": torch.zeros(ATOMS, 1)})
+
+
+def test_other_sizes_train_as_before(step):
+    model, trainer = Field(), exporter.Trainer(step)
+    for each in (batch(), batch(33, 70), batch(2, 1)):
+        *args, energy, forces = each.values()
+        with torch.no_grad():
+            model.load_state_dict(trainer.state_dict())
+            expected = loss(model(*args), energy, forces)
+        assert trainer.step(each) == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_an_evaluation_says_the_same():
+    *args, energy, forces = batch().values()
+    kept = {"loss": loss, "targets": (energy, forces), "dynamic_shapes": SHAPES}
+    step = exporter.export_training_step(Field(), tuple(args), optimizer="sgd", **kept)
+    trainer = exporter.Trainer(step, exporter.export_evaluation(Field(), tuple(args), output_names=["energy", "forces"], **kept))
+    assert set(trainer.evaluate(batch())) == {"loss", "energy", "forces"}
+    with pytest.raises(ArgumentError, match="'pos' has 20 atoms, 'target_1' has 19"):
+        trainer.evaluate({**batch(), "target_1": torch.zeros(19, 3)})
+
+
+def test_a_loaded_module_says_the_same(dynamo):
+    pos, src, dst, *_ = batch().values()
+    module = exporter.load(exporter.export(Field(), (pos, src, dst), dynamic_shapes=SHAPES, dynamo=dynamo))
+    with pytest.raises(RunError, match="'src' has 41 edges, 'dst' has 40: the file has one size 'edges' for both"):
+        module(pos, src, dst[:40])
+
+
+def exported(loss, example, dynamo, **targets):
+    step = exporter.export_training_step(
+        Scaled(), (torch.ones(20, 3),), loss=loss, targets=(example,), dynamo=dynamo, dynamic_shapes={"x": {0: "rows"}, **targets}
+    )
+    return sizes(step)["target"]
+
+
+def test_what_the_user_says_of_targets_holds(dynamo):
+    picked = torch.zeros(7, dtype=torch.int64)
+    assert exported(lambda y, t: y[t].mean(), picked, dynamo, target={0: "chosen"}) == ["chosen"]
+    assert exported(lambda y, t: y[t].mean(), picked, dynamo) == [7]
+    assert exported(lambda y, t: (y - t).square().mean(), torch.zeros(20, 3), dynamo, target={0: "rows", 1: None}) == ["rows", 3]
+
+
+def test_sizes_that_are_computed_of_open_ones_stay_open(dynamo):
+    for loss, rows in (
+        (lambda y, t: (y[1:] - t).square().mean(), 19),
+        (lambda y, t: (torch.cat([y, y]) - t).square().mean(), 40),
+        (lambda y, t: (y.reshape(-1, 1) - t).square().mean(), 60),
+    ):
+        found = exported(loss, torch.zeros(rows, 3) if rows < 60 else torch.zeros(60, 1), dynamo)
+        assert isinstance(found[0], str), found
+        assert found[1] in (1, 3)
+
+
+def test_a_target_that_gather_reads_stays_open_under_dynamo():
+    """Torch knows of no relation there, and the example's sizes agree."""
+    (found,) = exported(lambda y, t: y.gather(1, t[:, None]).mean(), torch.zeros(20, dtype=torch.int64), True)
+    assert isinstance(found, str)
+
+
+def test_one_name_for_one_of_two_axes_of_the_same_size():
+    found = exported(lambda y, t: (y @ y.T - t).square().mean(), torch.zeros(20, 20), False)
+    assert found[0] == "rows" and isinstance(found[1], str)
