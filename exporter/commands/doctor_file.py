@@ -118,7 +118,7 @@ def _lines(needs: Needs, time: dict[str, Any] | None) -> Iterator[str]:
         yield f"{count} of its {needs.nodes} nodes need Python{beside}: it runs with pythonop, on onnxruntime and onnx.reference alone"
     else:
         yield f"none of its {needs.nodes} nodes needs Python"
-    if needs.data:
+    if needs.data and not needs.damage:
         yield f"its values are in {', '.join(clean(each.location, 200) for each in needs.data[:8])}{', ...' if len(needs.data) > 8 else ''} too: keep that beside it"
     if needs.domains:
         yield f"a runtime has to know the operators of {', '.join(clean(name, 60) for name in needs.domains[:8])}"
