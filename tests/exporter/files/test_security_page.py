@@ -22,6 +22,15 @@ def test_every_door_has_a_row():
     table = PAGE.partition("| you do |")[2].partition("\n\n")[0]
     for command in COMMANDS:
         assert command in re.findall(r"[a-z]+", table), command
-    for name in ("load", "inference_session", "reference_evaluator", "Trainer", "Trainer.load", "Trainer.restore", "check_gradients", "verify"):
+    for name in (
+        "load",
+        "inference_session",
+        "reference_evaluator",
+        "Trainer",
+        "Trainer.load",
+        "Trainer.restore",
+        "check_gradients",
+        "verify",
+    ):
         assert f"`{name}`" in table, name
         assert hasattr(exporter, name.partition(".")[0])
