@@ -1,6 +1,6 @@
 """The pythonop command. What a program reads goes to stdout, what a person reads while waiting to stderr.
 
-Exit codes: 0 done, 1 the answer is no (inspect: a node is damaged; verify and diff: something differs), 2 the request could not be
+Exit codes: 0 done, 1 the answer is no (inspect, doctor: a node is damaged, a data file is not there; verify and diff: something differs), 2 the request could not be
 carried out, 130 Ctrl-C.
 """
 

@@ -40,17 +40,21 @@ def doctor_file(
     with reported(context):
         needs = needs_of(file)
         facts: dict[str, Any] = {"file": str(file), **needs.as_json()}
-        if providers:
+        if providers and not needs.damage:
             from exporter.runtime.placements import placements
 
             with status(f"opening {file}", as_json):
                 facts["placements"] = placements(open_proto(file)[0], providers)
-        if runs:
+        if runs and not needs.damage:
             facts["time"] = _times(context, file, allow, inputs, dims, providers, setups, as_json)
     if as_json:
         click.echo(json.dumps(facts))
     else:
         show(_shown(needs, str(file), facts.get("time"), facts.get("placements")))
+    if needs.damage:
+        for line in needs.damage if not as_json else ():
+            click.echo(line, err=True)
+        context.exit(1)
 
 
 def _times(
@@ -106,15 +110,19 @@ def _shown(needs: Needs, title: str, time: dict[str, Any] | None, placed: dict[s
 def _lines(needs: Needs, time: dict[str, Any] | None) -> Iterator[str]:
     count = sum(each.calls for each in needs.python)
     beside = f", and {needs.gradients} for their gradients" if needs.gradients else ""
-    if needs.runs_anywhere:
+    if needs.damage:
+        yield "the file is damaged, or its data is not there: nothing can open it so"
+    elif needs.runs_anywhere:
         yield f"none of its {needs.nodes} nodes needs Python: any runtime of ONNX runs it"
     elif count or needs.gradients:
         yield f"{count} of its {needs.nodes} nodes need Python{beside}: it runs with pythonop, on onnxruntime and onnx.reference alone"
     else:
         yield f"none of its {needs.nodes} nodes needs Python"
+    if needs.data and not needs.damage:
+        yield f"its values are in {', '.join(clean(each.location, 200) for each in needs.data[:8])}{', ...' if len(needs.data) > 8 else ''} too: keep that beside it"
     if needs.domains:
         yield f"a runtime has to know the operators of {', '.join(clean(name, 60) for name in needs.domains[:8])}"
     if needs.allow:
-        yield f"allow=[{', '.join(repr(clean(name, 200)) for name in needs.allow[:40])}{', ...' if len(needs.allow) > 40 else ''}]"
+        yield f"allow=[{', '.join(repr(clean(name, 1000)) for name in needs.allow)}]"
     if time is not None:
         yield f"one run takes {time['run'] * 1e3:.3g} ms; of the time in nodes {time['share']:.1%} is Python's"

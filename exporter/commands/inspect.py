@@ -12,7 +12,7 @@ from rich.text import Text
 
 from exporter.commands.shared import json_option, loudness, reported, show
 from exporter.files import summary
-from exporter.files.inspect import FileFacts, inspect_file
+from exporter.files.inspect import CallFacts, FileFacts, inspect_file
 from symbolics.text import clean
 
 __all__ = ["inspect", "render"]
@@ -32,13 +32,9 @@ def inspect(context: click.Context, file: Path, calls: bool, as_json: bool) -> N
             click.echo(json.dumps(facts.as_json()))
         else:
             show(render(facts, str(file), calls))
-        damaged = sum(row.error is not None for row in facts.rows)
-        links = sum(link.error is not None for link in facts.links)
-        if damaged or links:
-            if damaged and not as_json:
-                click.echo(f"{damaged} of {len(facts.rows)} PythonOps cannot be read: --calls shows each", err=True)
-            if links and not as_json:
-                click.echo(f"{links} of {len(facts.links)} links of functions to their backward cannot be read", err=True)
+        if damage := facts.damage():
+            for line in damage if not as_json else ():
+                click.echo(line, err=True)
             context.exit(1)
 
 
@@ -53,7 +49,7 @@ def render(facts: FileFacts, title: str = "", calls: bool = True) -> RenderableT
     parts: list[RenderableType] = [Text(clean(title), style="bold")] if title else []
     parts.append(grid)
     parts += [_table(each) for each in said.tables]
-    if facts.functions:
+    if facts.functions or facts.values:
         parts.append(_table(_code(facts)))
     if not facts.rows and not facts.portable:
         parts.append(Text("no PythonOp"))
@@ -69,17 +65,21 @@ def _table(said: summary.Table) -> Table:
     for column in table.columns:
         column.overflow = "fold"
     for row in said.rows:
-        table.add_row(*(Text(clean(text, 400), style="red" if text.startswith("damaged: ") else "") for text in row))
+        table.add_row(*(Text(clean(text, 2000), style="red" if text.startswith("damaged: ") else "") for text in row))
     return table
 
 
 def _code(facts: FileFacts) -> summary.Table:
-    """With which code each Function was exported: enough of its fingerprints to see two apart."""
-    rows = [
-        (name, *(half.rpartition(":")[2][:12] or "not Python" for half in (code.forward, code.backward)))
-        for name, code in facts.functions.items()
-    ]
-    return summary.Table(("Code of", "Forward", "Backward"), rows)
+    """With which code each Function was exported, enough of its fingerprints to see two apart; and the values that it reads beside its arguments."""
+    rows = []
+    for name in dict.fromkeys([*facts.functions, *facts.values]):
+        code, module = facts.functions.get(name), name.partition(":")[0]
+        halves = (
+            [half.rpartition(":")[2][:12] or "not Python" for half in (code.forward, code.backward)] if code is not None else ["?", "?"]
+        )
+        reads = [f"{label.removeprefix(f'{module}:')} = {value!r}" for label, value in facts.values.get(name, {}).items()]
+        rows.append((name, *halves, *([", ".join(reads)] if facts.values else [])))
+    return summary.Table(("Code of", "Forward", "Backward", *(["Reads"] if facts.values else [])), rows)
 
 
 def _calls(facts: FileFacts) -> RenderableType:
@@ -93,7 +93,7 @@ def _calls(facts: FileFacts) -> RenderableType:
     for index, row in enumerate(rows):
         where = [text for text in (row.graph, row.module, row.source) if text]
         kind = clean(summary.kind_of(row), 400)
-        arguments = Text(f"damaged: {clean(row.error, 400)}", style="red") if row.error is not None else _cell(row.arguments)
+        arguments = Text(f"damaged: {clean(row.error, 400)}", style="red") if row.error is not None else _passed(row)
         table.add_row(
             str(index),
             Text(clean(row.function)),
@@ -106,6 +106,12 @@ def _calls(facts: FileFacts) -> RenderableType:
             _cell(where, 200),
         )
     return Group(table, *([Text("* needs (has) a gradient", style="dim")] if facts.rows else []))
+
+
+def _passed(row: CallFacts) -> Text:
+    """The arguments of a call, cut where they get long; the names in them, which are not; and the settings of a module."""
+    names = [f"names {name}" for name in row.names if name != row.function]
+    return Text("\n").join([_cell(part, limit) for part, limit in ((row.arguments, 120), (names, 1000), (row.settings, 400)) if part])
 
 
 def _cell(texts: list[str], limit: int = 120) -> Text:

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from exporter.files.examine import check_location
+from exporter.files.examine import check_location, missing_data
 from symbolics.errors import FormatError
 from symbolics.text import shown
 
@@ -40,7 +40,7 @@ def open_data(name: str, location: str, folder: Path, offset: int, count: int) -
     try:
         handle = _opened(folder, Path(location).parts)
     except FileNotFoundError as error:
-        raise FormatError(f"{what}, which is not there: keep it beside the model") from error
+        raise missing_data(name, os.path.join(folder, location)) from error
     except OSError as error:
         raise FormatError(f"{what}, which cannot be read: {error.strerror or error}") from error
     with contextlib.ExitStack() as stack:

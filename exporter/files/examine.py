@@ -28,11 +28,13 @@ __all__ = [
     "check_entries",
     "check_external",
     "check_location",
+    "check_numbers",
     "check_rank",
     "check_reference",
     "check_tensor",
     "check_texts",
     "data_size",
+    "missing_data",
     "operator_of",
     "size_of",
 ]
@@ -221,10 +223,8 @@ def check_external(name: str | None, data_type: int, dims: Iterable[int], entrie
     kind, count = _measure(name, data_type, dims)
     location = entries.get("location", "")
     check_location(name, location, folder)
-    where = f"the tensor {shown(name or '')!r}, whose data are in {shown(location)!r}"
-    numbers = {key: entries.get(key, "") for key in ("offset", "length")}
-    if any(text and not (text.isascii() and text.isdigit() and len(text) < 19) for text in numbers.values()):
-        raise FormatError.damaged(where, "its offset and length are no numbers")
+    check_numbers(name, entries)
+    where, numbers = _where(name, entries), {key: entries.get(key, "") for key in ("offset", "length")}
     if kind in (onnx.TensorProto.STRING, onnx.TensorProto.UNDEFINED):
         raise FormatError.damaged(where, f"data of type {_TYPES.Name(kind)} cannot lie in another file")
     offset, needed = int(numbers["offset"] or 0), _bytes(kind, count)
@@ -235,6 +235,26 @@ def check_external(name: str | None, data_type: int, dims: Iterable[int], entrie
     path = folder.joinpath(location)
     if (size := size_of(path)) is not None and size < offset + needed:
         raise FormatError(f"{path} has {size} bytes, and {shown(name or '')!r} lies at {offset + needed} and before: the file was cut off")
+
+
+def check_numbers(name: str | None, entries: Mapping[str, str]) -> None:
+    """Refuse an offset or a length that is no number: no reader behind it would expect that.
+
+    Raises:
+        FormatError: One is none.
+    """
+    numbers = [text for key in ("offset", "length") if (text := entries.get(key, ""))]
+    if not all(text.isascii() and text.isdigit() and len(text) < 19 for text in numbers):
+        raise FormatError.damaged(_where(name, entries), "its offset and length are no numbers")
+
+
+def _where(name: str | None, entries: Mapping[str, str]) -> str:
+    return f"the tensor {shown(name or '')!r}, whose data are in {shown(entries.get('location', ''))!r}"
+
+
+def missing_data(name: str | None, path: str | os.PathLike[str]) -> FormatError:
+    """The error for values in a file that is not there."""
+    return FormatError(f"the data of {shown(name or '')!r} is in {shown(os.fspath(path))}, which is not there: keep it beside the model")
 
 
 def size_of(path: Path) -> int | None:

@@ -15,7 +15,10 @@ from typing import Any, Literal
 import numpy as np
 import onnx_ir as ir
 
+from exporter.files.data_facts import DataFacts, data_of
+from exporter.files.named import names_of_call, names_of_result
 from exporter.files.read import open_model
+from exporter.files.settings import settings_in
 from symbolics.errors import FormatError
 from symbolics.graph.values import is_mark, is_python_op, is_python_op_tangent, operator_text
 from symbolics.node.arguments import Described, Unresolved
@@ -32,6 +35,7 @@ from symbolics.node.metadata import (
     pairing_of,
     read_functions,
     read_state,
+    read_values,
     step_of,
     tangents_of,
 )
@@ -44,6 +48,7 @@ from symbolics.node.names import (
     MODULE_PROPERTY,
     OPAQUE_PROPERTY,
     ORT_DOMAIN,
+    OUTPUTS_KEY,
     PYTHON_OP_GRAD,
     SOURCE_PROPERTY,
     UNCHECKED_KEY,
@@ -61,6 +66,8 @@ class CallFacts:
         function: ``module:qualname``; of an ONNX function that says none, its own name.
         node, graph: Its name, and where it stands: "" for the main graph.
         arguments: Text of each argument of forward, tensors by the names of their values; keywords as ``name=``.
+        names: What it asks a process to know, each name whole: what it calls, and the classes and functions in its arguments and settings.
+        settings: Of an opaque module, what it and the modules inside it have beside tensors, ``inner.scale = 2.0``.
         inputs, outputs: ``float32[2, N]`` per tensor, with a trailing ``*`` where it needs (or has) a gradient.
         flags: What is set of: training, inplace, context, autocast=..., passed=...
         module, source: Where the call came from, "" where the file does not say.
@@ -75,6 +82,8 @@ class CallFacts:
     node: str
     graph: str
     arguments: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    settings: list[str] = field(default_factory=list)
     inputs: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     flags: list[str] = field(default_factory=list)
@@ -125,6 +134,9 @@ class FileFacts:
         links: These functions.
         step: What the inputs and outputs of a training step are; None for any other file.
         functions: The Functions of the file -> the fingerprints of their code at the export, "" for a half that has none.
+        values: The Functions of the file -> the values that they read beside their arguments, as they were at the export: ``mypkg.ops:Spike.slope``.
+        allow: What a process has to allow to open and run the file, an entry each; without what damaged calls name.
+        data: The files that values of tensors are in. Only `inspect_file` looks for them.
         unchecked: Why the Functions of the file were not compared with those of an eager run, "" where they were.
     """
 
@@ -148,9 +160,24 @@ class FileFacts:
     step: StepLayout | None = None
     unchecked: str = ""
     functions: dict[str, Fingerprint] = field(default_factory=dict)
+    values: dict[str, dict[str, Any]] = field(default_factory=dict)
+    allow: list[str] = field(default_factory=list)
+    data: list[DataFacts] = field(default_factory=list)
     inputs: list[tuple[str, str]] = field(default_factory=list)
     outputs: list[tuple[str, str]] = field(default_factory=list)
     operators: dict[str, int] = field(default_factory=dict)
+
+    def damage(self) -> list[str]:
+        """What is wrong with its calls, links and data files, in words; each kind once."""
+        found: list[str] = []
+        for what, which, total in (
+            ("PythonOps cannot be read", self.rows, len(self.rows)),
+            ("links of functions to their backward cannot be read", self.links, len(self.links)),
+            ("data files cannot be read", self.data, len(self.data)),
+        ):
+            errors = [each.error for each in which if each.error is not None]
+            found += [f"{len(errors)} of {total} {what}: {clean(errors[0], 500)}"] if errors else []
+        return found
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain dicts and lists."""
@@ -162,9 +189,10 @@ def inspect_file(path: str | os.PathLike[str]) -> FileFacts:
 
     Raises:
         FormatError: The file cannot be read, is no ONNX model, or its metadata is damaged or of a newer format. A
-            damaged node is no error: its row says what is wrong.
+            damaged node is no error: its row says what is wrong; nor is a data file that is not there or lies elsewhere.
     """
-    return inspect_model(open_model(path, data=False))
+    model = open_model(path, data=False)
+    return dataclasses.replace(inspect_model(model), data=data_of(model))
 
 
 def inspect_model(model: ir.Model, *, names: bool = True) -> FileFacts:
@@ -185,6 +213,7 @@ def inspect_model(model: ir.Model, *, names: bool = True) -> FileFacts:
     recorded = metadata.get(MARK_COUNT_KEY, "")
     pairing_of(model)  # a damaged one is an error here, too
     tangents, links = tangents_of(model), _links(model)
+    rows = [_row(graph, node, backward, names) for graph, node in places if _is_called(node)]
     return FileFacts(
         format_version=check_version(metadata),
         ir_version=int(model.ir_version or 0),
@@ -199,12 +228,14 @@ def inspect_model(model: ir.Model, *, names: bool = True) -> FileFacts:
         buffers=kinds.count("buffer"),
         not_persistent=sum(not entry.persistent for entry in state.values()),
         tied=_tied(state),
-        rows=[_row(graph, node, backward, names) for graph, node in places if _is_called(node)],
+        rows=rows,
         tangents=tangents is not None,
         portable=[_portable_row(model, links, graph, node, names) for graph, node in places if _is_linked(model, node)],
         links=[_link(function, links[key]) for key, function in model.functions.items() if key in links],
         step=step_of(model),
         functions=read_functions(metadata),
+        values=read_values(metadata),
+        allow=list(dict.fromkeys([*(name for row in rows for name in row.names), *_of_result(model)])),
         unchecked=clean(metadata.get(UNCHECKED_KEY, "")),
         inputs=[(value.name or "", tensor_text(value)) for value in model.graph.inputs if value.name not in model.graph.initializers],
         outputs=[(value.name or "", tensor_text(value)) for value in model.graph.outputs],
@@ -232,6 +263,13 @@ def called_nodes(model: ir.Model) -> tuple[list[ir.Node], list[ir.Node]]:
 
 def _is_called(node: ir.Node) -> bool:
     return is_python_op(node) or is_python_op_tangent(node)
+
+
+def _of_result(model: ir.Model) -> list[str]:
+    try:
+        return names_of_result(model)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise FormatError.damaged(f"metadata {OUTPUTS_KEY}", "it is not what docs/format.md says") from error
 
 
 def _tied(state: dict[str, StateEntry]) -> list[list[str]]:
@@ -295,6 +333,7 @@ def _row(graph: str, node: ir.Node, backward: dict[Any, list[ir.Node]], named: b
             _fill_from_call(row, node, _decode(values), named)
         else:
             _fill_from_attributes(row, node, values, named)
+        row.names = names_of_call(node)
     except FormatError as error:
         row.error = str(error)
     except (TypeError, ValueError, LookupError, AttributeError):  # attributes of other types than anybody has written
@@ -372,6 +411,7 @@ def _fill_from_call(row: CallFacts, node: ir.Node, call: AutogradCall, named: bo
     row.id = call.id
     row.arguments = [_text(value, names) for value in call.args]
     row.arguments += [f"{key}={_text(value, names)}" for key, value in call.kwargs.items()]
+    row.settings = list(settings_in(call.module.tree)) if call.module is not None else []
     row.inputs = _tensors(list(node.inputs), call.input_types, call.input_ranks, call.input_requires_grads)
     row.outputs = _tensors(_outputs(node), call.output_types, call.output_ranks, call.output_requires_grads)
     flags = {"training": call.training, "inplace": call.inplace, "context": _has_context(node)}

@@ -12,7 +12,7 @@ from symbolics.graph.values import function_of, is_python_op, is_python_op_tange
 from symbolics.graph.walk import walk
 from symbolics.node.names import CALL_ATTRIBUTE, OUTPUTS_KEY, is_of_torch
 
-__all__ = ["functions_in", "names_in"]
+__all__ = ["functions_in", "names_in", "names_of_call", "names_of_result"]
 
 
 def functions_in(model: ir.Model) -> list[str]:
@@ -38,32 +38,43 @@ def _classes_in(tree: Any) -> Iterator[str]:
 
 
 def names_in(model: ir.Model) -> list[str]:
-    """What a file names: Functions, operators and the modules that register them, the types of their arguments and of the model's result."""
-    found: dict[str, None] = {}
+    """What a file names, each name once: what each of its calls does (`names_of_call`), and the types of the model's result."""
+    nodes = [node for part in (model.graph, *model.functions.values()) for node in walk(part)]
+    return list(dict.fromkeys([*(name for node in nodes for name in names_of_call(node)), *names_of_result(model)]))
 
-    def visit(data: Any) -> None:
-        if isinstance(data, dict):
-            for key, payload in data.items():
-                if key in ("$enum", "$namedtuple", "$dataclass", "$mapping", "$plain") and isinstance(payload, list):
-                    found[payload[0]] = None
-                elif key in ("$callable", "$builtin"):
-                    found[payload] = None
-                visit(payload)
-        elif isinstance(data, list):
-            for item in data:
-                visit(item)
 
-    for node in (node for part in (model.graph, *model.functions.values()) for node in walk(part)):
-        if (is_python_op(node) or is_python_op_tangent(node)) and "name" in node.attributes:
-            if not is_of_torch(name := node.attributes["name"].as_string()):
-                found[name] = None
-            if CALL_ATTRIBUTE in node.attributes:
-                call = json.loads(node.attributes[CALL_ATTRIBUTE].as_string())
-                if call.get("operator") and call["operator"]["module"] != "torch":  # which every process has
-                    found[f"{call['operator']['module']}:*"] = None
-                if isinstance(call.get("module"), dict):
-                    found.update(dict.fromkeys(_classes_in(call["module"].get("tree"))))
-                visit(call)
-    if OUTPUTS_KEY in model.metadata_props:
-        visit(json.loads(model.metadata_props[OUTPUTS_KEY]))
-    return [name for name in found if ":" in name]
+def names_of_call(node: ir.Node) -> list[str]:
+    """What a node asks a process to know: the Function, operator or module that it calls, the module that registers the operator, and the types and
+    functions among the arguments. Nothing of a node that is no call."""
+    found: list[str] = []
+    if (is_python_op(node) or is_python_op_tangent(node)) and "name" in node.attributes:
+        if not is_of_torch(name := node.attributes["name"].as_string()):
+            found.append(name)
+        if CALL_ATTRIBUTE in node.attributes:
+            call = json.loads(node.attributes[CALL_ATTRIBUTE].as_string())
+            if call.get("operator") and call["operator"]["module"] != "torch":  # which every process has
+                found.append(f"{call['operator']['module']}:*")
+            if isinstance(call.get("module"), dict):
+                found += _classes_in(call["module"].get("tree"))
+            found += _named(call)
+    return [name for name in dict.fromkeys(found) if ":" in name]
+
+
+def names_of_result(model: ir.Model) -> list[str]:
+    """The types of the model's result, which stand in the metadata."""
+    text = model.metadata_props.get(OUTPUTS_KEY)
+    return [] if text is None else [name for name in dict.fromkeys(_named(json.loads(text))) if ":" in name]
+
+
+def _named(data: Any) -> Iterator[str]:
+    """The classes and functions in the JSON of values."""
+    if isinstance(data, dict):
+        for key, payload in data.items():
+            if key in ("$enum", "$namedtuple", "$dataclass", "$mapping", "$plain") and isinstance(payload, list):
+                yield payload[0]
+            elif key in ("$callable", "$builtin"):
+                yield payload
+            yield from _named(payload)
+    elif isinstance(data, list):
+        for item in data:
+            yield from _named(item)

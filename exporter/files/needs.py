@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import onnx_ir as ir
 
-from exporter.files.named import names_in
+from exporter.files.data_facts import DataFacts, data_of
+from exporter.files.inspect import inspect_model
 from exporter.files.program import Program
 from exporter.files.read import open_model
-from symbolics.errors import FormatError
 from symbolics.graph.values import function_of, is_mark, is_python_op
 from symbolics.graph.walk import walk
-from symbolics.node.metadata import read_state
 from symbolics.node.names import CALL_ATTRIBUTE, ORT_DOMAIN, OWN_DOMAIN, is_operator
 
 __all__ = ["Needs", "PythonNodes", "needs_of"]
@@ -49,8 +48,10 @@ class Needs:
         nodes: How many nodes it has, in bodies and functions too.
         python: Those that call Python.
         gradients: How many nodes are there for the gradients and tangents of those.
-        allow: What a process that opens the file has to be allowed, an entry each.
+        allow: What a process that opens the file has to be allowed, an entry each; none where the file is damaged.
         domains: The domains, beside ONNX's own and those that the file defines, whose operators it has: a runtime has to know them. Without Python's.
+        data: The files that values of tensors are in.
+        damage: What is wrong with the file, in words: it cannot be opened.
     """
 
     nodes: int
@@ -58,11 +59,13 @@ class Needs:
     gradients: int = 0
     allow: list[str] = field(default_factory=list)
     domains: list[str] = field(default_factory=list)
+    data: list[DataFacts] = field(default_factory=list)
+    damage: list[str] = field(default_factory=list)
 
     @property
     def runs_anywhere(self) -> bool:
         """Whether any runtime of ONNX runs it."""
-        return not (self.python or self.gradients or self.domains)
+        return not (self.damage or self.python or self.gradients or self.domains)
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -76,18 +79,12 @@ def needs_of(source: str | os.PathLike[str] | ir.Model) -> Needs:
         source: A path, or a model in memory.
 
     Raises:
-        FormatError: It cannot be read, or its metadata or a call of it is damaged.
+        FormatError: It cannot be read, or its metadata is damaged. What else is damaged is said in ``damage``.
     """
-    model = source if isinstance(source, ir.Model) else open_model(source)
-    read_state(model.metadata_props)  # a damaged one is an error here, too
+    model = source if isinstance(source, ir.Model) else open_model(source, data=False)
+    facts = replace(inspect_model(model), data=data_of(model))
     nodes = [node for part in (model.graph, *model.functions.values()) for node in walk(part)]
-    try:
-        allow = names_in(model)
-        kinds = {(node.name, function_of(node)): _kind(node) for node in nodes if is_python_op(node)}
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
-        raise FormatError(
-            f"a call of the file cannot be read ({type(error).__name__}): the file is damaged; pythonop inspect --calls shows which"
-        ) from error
+    kinds = {(node.name, function_of(node)): _kind(node) for node in nodes if is_python_op(node)}
     calls = Program(model).opaque
     counted = Counter((call.function, call.reason) for call in calls)
     first = {(call.function, call.reason): call for call in reversed(calls)}
@@ -103,8 +100,10 @@ def needs_of(source: str | os.PathLike[str] | ir.Model) -> Needs:
             for call in (first[function, reason],)
         ],
         sum(not is_python_op(node) for node in ours),
-        allow,
+        facts.allow if not (damage := facts.damage()) else [],
         sorted(others),
+        facts.data,
+        damage,
     )
 
 
@@ -112,7 +111,10 @@ def _kind(node: ir.Node) -> str:
     """What a PythonOp calls."""
     if is_operator(function_of(node)):
         return "operator"
-    call = json.loads(node.attributes[CALL_ATTRIBUTE].as_string()) if CALL_ATTRIBUTE in node.attributes else {}
+    try:
+        call = json.loads(node.attributes[CALL_ATTRIBUTE].as_string()) if CALL_ATTRIBUTE in node.attributes else {}
+    except (ValueError, TypeError, RecursionError):
+        return "Function"  # the damage says more
     module = call.get("module") if isinstance(call, dict) else None
     if not isinstance(module, dict):
         return "Function"

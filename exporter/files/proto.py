@@ -16,12 +16,15 @@ from exporter.files.examine import (
     check_calls,
     check_entries,
     check_external,
+    check_numbers,
     check_rank,
     check_reference,
     check_tensor,
     check_texts,
     data_size,
+    missing_data,
     operator_of,
+    size_of,
 )
 from symbolics.errors import FormatError, PythonopError
 from symbolics.node.limits import MAX_NESTED
@@ -33,6 +36,7 @@ __all__ = [
     "NoModelError",
     "UnreadableFileError",
     "check_proto",
+    "check_there",
     "graphs",
     "inner_model",
     "open_proto",
@@ -91,6 +95,19 @@ def open_proto(source: Any, *, load_data: bool = False) -> tuple[onnx.ModelProto
             del tensor.external_data[:]
     check_version({entry.key: entry.value for entry in proto.metadata_props})
     return proto, folder if external else None
+
+
+def check_there(proto: onnx.ModelProto, folder: Path) -> None:
+    """Check that the files of external data are there: for a runtime that opens them itself, and whose own words say no way out.
+
+    Raises:
+        FormatError: One is not.
+    """
+    for tensor in _tensors(proto):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+            if size_of(folder / location) is None:
+                raise missing_data(tensor.name, folder / location)
 
 
 @contextlib.contextmanager
@@ -196,7 +213,7 @@ def check_proto(proto: onnx.ModelProto, folder: Path | None) -> list[onnx.Tensor
 
     Args:
         proto: The model.
-        folder: Where its external data must be; None: no values are wanted, only facts.
+        folder: Where its external data must be; None: nobody will read them.
 
     Returns:
         The tensors whose values are in other files.
@@ -214,12 +231,14 @@ def check_proto(proto: onnx.ModelProto, folder: Path | None) -> list[onnx.Tensor
         )
     check_texts(proto.producer_name, proto.producer_version, proto.domain, *(o.domain for o in proto.opset_import))
     check_entries(proto)
-    if folder is None:
-        return []
     external = []
     for tensor in _tensors(proto):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            check_external(tensor.name, tensor.data_type, tensor.dims, {e.key: e.value for e in tensor.external_data}, folder)
+            entries = {entry.key: entry.value for entry in tensor.external_data}
+            if folder is not None:
+                check_external(tensor.name, tensor.data_type, tensor.dims, entries, folder)
+            else:
+                check_numbers(tensor.name, entries)
             external.append(tensor)
         else:
             check_tensor(tensor)

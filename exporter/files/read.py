@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import onnx
 import onnx_ir as ir
 
-from exporter.files.examine import check_calls, check_external, check_reference, check_tensor, operator_of
+from exporter.files.examine import check_calls, check_reference, check_tensor, operator_of
 from exporter.files.proto import check_proto, graphs, inner_model, parsed, reading, title_of
-from exporter.files.tensors import DataTensor, check_data, held_tensors, is_external
+from exporter.files.tensors import DataTensor, check_data, check_place, held_tensors, is_external
 from symbolics.errors import FormatError
 from symbolics.graph.walk import subgraphs, walk
 from symbolics.node.backward import complete
@@ -25,7 +24,8 @@ def open_model(source: Any, *, data: bool = True) -> ir.Model:
 
     Args:
         source: A path, the bytes of a file, an onnx.ModelProto, an onnx_ir.Model, or an object whose ``model`` is one (a Program).
-        data: Whether external tensors will be read: they must then lie below the model's folder. False: only facts are wanted.
+        data: Whether external tensors will be read: they must then lie below the model's folder. False: only facts are wanted
+            (`data_of` has them of the data).
 
     Raises:
         FormatError: There is no such file, it is no ONNX model, it is cut off or of a newer format version, or it has
@@ -100,10 +100,10 @@ def _check_model(model: ir.Model, data: bool) -> None:
             check_reference(node.op_type, attribute.name, attribute.ref_attr_name)
     bodies = {operator_of(function): list(map(operator_of, walk(function))) for function in model.functions.values()}
     check_calls(map(operator_of, walk(model.graph)) if bodies else (), bodies)
-    for tensor, *_ in held_tensors(model) if data else ():
+    for tensor, *_ in held_tensors(model):
         if is_external(tensor):
-            entries = {"location": str(tensor.location), "offset": str(tensor.offset or 0), "length": str(tensor.length or "")}
-            check_external(tensor.name, tensor.dtype, tensor.shape.numpy(), entries, Path(tensor.base_dir))
+            if data:
+                check_place(tensor)
         elif ir.serde.TensorProtoTensor in type(tensor).__mro__:
             check_tensor(tensor.raw)
 

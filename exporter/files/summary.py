@@ -9,10 +9,14 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from exporter.files.data_facts import DataFacts
 from exporter.files.inspect import CallFacts, FileFacts, tensor_text
 from symbolics.text import clean
 
 __all__ = ["Summary", "Table", "as_html", "kind_of", "signature", "summary_of"]
+
+# Enough for every name that a file may have: what somebody is asked to allow is never cut.
+_WHOLE = 1000
 
 # Rows of a table of operators, and inputs or outputs in a line: a summary fits on a screen.
 _OPERATORS, _VALUES = 15, 12
@@ -75,7 +79,8 @@ def _lines_of(facts: FileFacts) -> Iterator[tuple[str, str]]:
     for what, values in (("inputs", facts.inputs), ("outputs", facts.outputs)):
         named = [f"{clean(name)}: {clean(kind)}" for name, kind in values[:_VALUES]]
         yield what, "\n".join([*named, *([f"and {len(values) - _VALUES} more"] if len(values) > _VALUES else [])]) or "none"
-    portable = f"{len(facts.portable)} ONNX functions with a backward of their own, " if facts.portable else ""
+    count = len(facts.portable)
+    portable = f"{count} ONNX function{'s with a backward of their own' if count > 1 else ' with a backward of its own'}, " if count else ""
     tangents = sum(row.kind == "PythonOpTangent" for row in facts.rows)
     counts = [
         f"{len(facts.rows) - tangents} PythonOp",
@@ -84,6 +89,10 @@ def _lines_of(facts: FileFacts) -> Iterator[tuple[str, str]]:
     ]
     pairs = [f"{what} paired" for what, there in (("gradients", facts.training), ("tangents", facts.tangents)) if there]
     yield "calls", portable + ", ".join((*counts, *pairs))
+    if facts.allow:
+        yield "has to be allowed", "\n".join(clean(name, _WHOLE) for name in facts.allow)
+    if facts.data:
+        yield "data files", "\n".join(_of_data(facts.data))
     if facts.unchecked:
         yield "not checked", f"against the Functions of an eager run: {facts.unchecked}"
     recorded = facts.stop_gradients_recorded
@@ -105,6 +114,17 @@ def _lines_of(facts: FileFacts) -> Iterator[tuple[str, str]]:
         yield "buffers", f"{facts.buffers}, {facts.not_persistent} not in state_dict()"
     for group in facts.tied:
         yield "tied", " = ".join(group)
+
+
+def _of_data(files: Sequence[DataFacts]) -> list[str]:
+    """A line per data file, first those that something is wrong with."""
+    said = [clean(each.error, 500) for each in files if each.error is not None]
+    said += [
+        f"{clean(each.location)}: {each.bytes} bytes of {each.tensors} tensor{'s' if each.tensors > 1 else ''}"
+        for each in files
+        if each.error is None
+    ]
+    return said if len(said) <= _VALUES else [*said[:_VALUES], f"and {len(said) - _VALUES} more"]
 
 
 def _operators(facts: FileFacts) -> Table:

@@ -15,7 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from exporter.files.data_file import open_data
-from exporter.files.examine import size_of
+from exporter.files.examine import check_external, missing_data, size_of
 from symbolics.errors import FormatError
 from symbolics.text import shown
 
@@ -23,6 +23,8 @@ __all__ = [
     "DataTensor",
     "HeldTensor",
     "check_data",
+    "check_place",
+    "check_there",
     "data_files",
     "external_tensors",
     "held_tensors",
@@ -152,6 +154,31 @@ def data_files(model: ir.Model) -> set[Path]:
     return {Path(tensor.path) for tensor in external_tensors(model)}
 
 
+def check_place(tensor: ir.ExternalTensor) -> None:
+    """`check_external` of a tensor in memory, which may have been a file's before.
+
+    Raises:
+        FormatError: As there.
+    """
+    entries = {"location": str(tensor.location), "offset": str(tensor.offset or 0), "length": str(tensor.length or "")}
+    check_external(tensor.name, tensor.dtype, tensor.shape.numpy(), entries, Path(tensor.base_dir))
+
+
+def check_there(tensor: ir.ExternalTensor) -> None:
+    """Check that the values of an external tensor are there.
+
+    Raises:
+        FormatError: They are not; the message names the tensor and the file.
+    """
+    path, needed = Path(tensor.path), (tensor.offset or 0) + (tensor.length or tensor.nbytes)
+    if (size := size_of(path)) is None:
+        raise missing_data(tensor.name, tensor.path)
+    if size < needed:
+        raise FormatError(
+            f"{shown(tensor.path)} has {size} bytes, and {shown(str(tensor.name))!r} lies at {needed} and before: the file was cut off"
+        )
+
+
 def check_data(model: ir.Model) -> None:
     """Check that the data of external tensors is there.
 
@@ -159,11 +186,7 @@ def check_data(model: ir.Model) -> None:
         FormatError: It is not; the message names the tensor and the file.
     """
     for tensor in external_tensors(model):
-        path, name, needed = Path(tensor.path), shown(str(tensor.name)), (tensor.offset or 0) + (tensor.length or tensor.nbytes)
-        if (size := size_of(path)) is None:
-            raise FormatError(f"the data of {name!r} is in {shown(tensor.path)}, which is not there: keep it beside the model")
-        if size < needed:
-            raise FormatError(f"{shown(tensor.path)} has {size} bytes, and {name!r} lies at {needed} and before: the file was cut off")
+        check_there(tensor)
 
 
 def own_array(tensor: Any) -> np.ndarray:

@@ -10,11 +10,12 @@ stands in a module that starts processes or loads code, has an entry of its own.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import importlib
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from exporter.errors import short
@@ -165,6 +166,7 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "plain": ("a class of objects made of their __dict__ alone", lambda obj: not why_not_plain(obj)),
     "callable": ("a callable", callable),
     "object": ("a registered object", lambda obj: True),
+    "class": ("a class", is_class),  # of which the file names the constructor
 }
 
 
@@ -172,7 +174,7 @@ class Gate:
     """Turns the names of one file into Python objects: the resolver of `symbolics.node.arguments.decode`.
 
     ``allow`` holds classes, functions and patterns (`symbolics.node.patterns.Patterns` has the language). A pattern
-    starts with a package name, never with a wildcard. It is matched before anything is imported, and a name that
+    starts with a package's name, which has no wildcard. It is matched before anything is imported, and a name that
     matches is imported: what a pattern covers is code that the file may choose from.
 
     Three kinds of names need an entry of their own: the object, or ``module:qualname`` written out as the export wrote it. These are functions
@@ -192,7 +194,7 @@ class Gate:
 
         Raises:
             TypeError: An entry is neither a class or function nor a str.
-            ArgumentError: A pattern starts with a wildcard or is empty.
+            ArgumentError: A pattern has a wildcard in the package's name, or is empty.
 
         Warns:
             PythonopWarning: A pattern means more or less all of torch; once a process.
@@ -220,7 +222,7 @@ class Gate:
             TrustError: The name is not allowed, leads nowhere, or to something of another kind. A name that is not
                 allowed imports nothing.
         """
-        wanted, check = _KINDS[kind]
+        wanted = _KINDS[kind][0]
         if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME:
             raise TrustError.damaged(f"the name of {wanted}", f"it has {len(name) if isinstance(name, str) else 0} characters")
         if kind == "callable" and name.endswith(CONSTRUCTOR):
@@ -236,15 +238,7 @@ class Gate:
             )
         else:
             found = self._import(kind, name)
-        if not check(found):
-            raise TrustError(
-                f"the file names {shown(name)} as {wanted}, which it is not: the file was not made by pythonop, or the class has changed"
-            )
-        if is_filled(found) and (kind == "callable" or (kind == "object" and name == qualified_name(found))):
-            raise TrustError(
-                f"the file names the class {shown(name)} as a function: an entry of allow= for a class is none for its constructor. Export the file again: "
-                f"it then names {shown(name + CONSTRUCTOR)}, which has an entry of its own"
-            )
+        _check_kind(kind, name, found)
         if runs := [method for method in _RUN_BY_ITSELF.get(kind, ()) if look(found, method) is not None]:
             self._check_named(wanted, name, f"its {runs[0]} would run with what the file says")
         if kind == "plain":
@@ -261,6 +255,9 @@ class Gate:
         """
         own = name.removesuffix(CONSTRUCTOR)
         if not self._patterns.has(name):
+            if own not in self._classes:
+                _check_importable(own, "a class")
+                _check_loaded("class", own)
             raise TrustError(
                 f"the file names {shown(name)}, a class that it may have called, and no pattern allows that, nor an entry for the class: "
                 f"pass allow=[{shown(name)!r}] if you trust its constructor with arguments of the file's choice",
@@ -268,7 +265,7 @@ class Gate:
             )
         found = self._classes[own] if own in self._classes else self._look_up(own, "a class")
         if not is_class(found):
-            raise TrustError(f"the file names {shown(own)} as a class, which it is not: the class has changed")
+            raise _another_kind(own, "a class")
         return found
 
     def allows(self, name: str) -> bool:
@@ -292,7 +289,7 @@ class Gate:
         """
         if not self._is_named(name):
             raise TrustError(
-                f"the file names {shown(name)} ({wanted}), which no pattern allows, for {why}: pass allow=[{shown(name)!r}] if you know what it does with "
+                f"the file names {shown(name)} where {wanted} should be, which no pattern allows, for {why}: pass allow=[{shown(name)!r}] if you know what it does with "
                 "arguments of the file's choice, or call exporter.register(obj) first",
                 faq=Faq.NOT_ALLOWED,
             )
@@ -310,11 +307,9 @@ class Gate:
         if len(name) > _MAX_NAME:
             raise TrustError.damaged("the name of an operator", f"it has {len(name)} characters")
         if not self._patterns.match_name(name):
-            namespace = name.partition("::")[0]
-            pattern = shown(name.rpartition(".")[0] if namespace in ("aten", "prims") else f"{namespace}::*")
             beside = f", and {shown(module)!r} for the module that registers it" if module not in ("", "torch") else ""
             raise TrustError(
-                f"the file names the operator {shown(name)}, which is not allowed{self._given()}: pass allow=[{pattern!r}] if you trust its code with what the file "
+                f"the file names the operator {shown(name)}, which is not allowed{self._given()}: pass allow=[{shown(name.rpartition('.')[0])!r}] if you trust its code with what the file "
                 f"says{beside}",
                 faq=Faq.NOT_ALLOWED,
             )
@@ -348,10 +343,13 @@ class Gate:
         why = "the file may have it called" if kind == "callable" else _FILLED_AT_WILL if kind == "plain" else ""
         if _is_powerful(module):
             why = f"{shown(module)} lies in the standard library, or is known to start processes or to load code"
-        if not self.allows(name):
-            pattern = f" ({why})" if _is_powerful(module) else "" if why else f" (or a pattern such as {shown(module) + ':*'!r})"
+        allowed = self.allows(name)
+        if not allowed or (why and not self._is_named(name)):
+            _check_loaded(kind, name)
+        if not allowed:
+            because = f" ({why})" if _is_powerful(module) else ""
             raise TrustError(
-                f"the file names {shown(name)} ({wanted}), which is not allowed{self._given()}: pass allow=[{shown(name)!r}]{pattern} "
+                f"the file names {shown(name)} where {wanted} should be, which is not allowed{self._given()}: pass allow=[{shown(name)!r}]{because} "
                 "if you trust its code with what the file says, or call exporter.register(cls) first",
                 faq=Faq.NOT_ALLOWED,
             )
@@ -367,26 +365,72 @@ class Gate:
             TrustError: There is no such name, or it is another name of something.
         """
         _check_importable(name, wanted)
-        module, _, qualname = name.partition(":")
-        names = _names_of(module, name)
         try:
-            found = find(names, qualname)
+            return _found_in(_names_of(name.partition(":")[0], name), name)
         except KeyError as error:
+            module, _, qualname = name.partition(":")
             raise TrustError(
                 f"{shown(name)} is allowed, but {shown(module)} has no {shown(qualname)} here: install the version the model was exported with"
             ) from error
-        except TypeError as error:
-            raise TrustError(
-                f"{shown(name)} walks through {shown(str(error))}'s owner, which is no class: only nested classes can be named"
-            ) from error
-        if type(found) is types.BuiltinFunctionType and module == "torch" and found.__name__ == qualname:
-            return found  # torch.tanh and its like know no module
-        own = own_name(found)
-        if own != (module, qualname):
-            raise TrustError(
-                f"{shown(name)} is another name of {shown(f'{own[0]}:{own[1]}')}: a file must name an object where it is defined"
-            )
-        return found
+
+
+def _found_in(names: Mapping[str, Any], name: str) -> Any:
+    """What a module, which holds these names, has under a name of the file.
+
+    Raises:
+        KeyError: Nothing.
+        TrustError: It is another name of something, or inside of what is no class.
+    """
+    module, _, qualname = name.partition(":")
+    try:
+        found = find(names, qualname)
+    except TypeError as error:
+        raise TrustError(
+            f"{shown(name)} walks through {shown(str(error))}'s owner, which is no class: only nested classes can be named"
+        ) from error
+    if type(found) is types.BuiltinFunctionType and module == "torch" and found.__name__ == qualname:
+        return found  # torch.tanh and its like know no module
+    own = own_name(found)
+    if own != (module, qualname):
+        raise TrustError(f"{shown(name)} is another name of {shown(f'{own[0]}:{own[1]}')}: a file must name an object where it is defined")
+    return found
+
+
+def _check_kind(kind: str, name: str, found: Any) -> None:
+    """See that what stands under a name is what the file says that it is.
+
+    Raises:
+        TrustError: It is not, or it is a class of which files hold objects, and the file would have it called.
+    """
+    wanted, check = _KINDS[kind]
+    if not check(found):
+        raise _another_kind(name, wanted)
+    if is_filled(found) and (kind == "callable" or (kind == "object" and name == qualified_name(found))):
+        raise TrustError(
+            f"the file names the class {shown(name)} as a function: an entry of allow= for a class is none for its constructor. Export the file again: "
+            f"it then names {shown(name + CONSTRUCTOR)}, which has an entry of its own"
+        )
+
+
+def _another_kind(name: str, wanted: str) -> TrustError:
+    return TrustError(
+        f"the file names {shown(name)} where {wanted} should be, which it is not: the file was not made by pythonop, or the class has changed"
+    )
+
+
+def _check_loaded(kind: str, name: str) -> None:
+    """Refuse a name that no entry of ``allow=`` would help, as far as what is imported already says so. Nothing is imported for it.
+
+    Raises:
+        TrustError: What the name leads to is of another kind, or has another name.
+    """
+    module = name.partition(":")[0]
+    loaded = sys.modules.get(module)
+    if kind in ("function", "module") and module.partition(".")[0] in sys.stdlib_module_names:
+        raise _another_kind(name, _KINDS[kind][0])
+    if type(loaded) is types.ModuleType:  # of another type, to look into it may run code
+        with contextlib.suppress(KeyError):
+            _check_kind(kind, name, _found_in(vars(loaded), name))
 
 
 def _check_importable(name: str, wanted: str) -> None:

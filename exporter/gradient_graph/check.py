@@ -17,6 +17,7 @@ from symbolics.errors import PythonopError
 from symbolics.graph.values import dtype_of, is_float, is_python_op, name_of
 from symbolics.graph.walk import walk
 from symbolics.node.metadata import pairing_of
+from symbolics.node.patterns import Patterns
 
 __all__ = ["check_gradients"]
 
@@ -62,6 +63,7 @@ def check_gradients(
     Examples:
         >>> error = exporter.check_gradients(program, order=1, allow=["mypkg.ops:*"])
     """
+    Patterns(allow, "allow")  # a wrong entry is an error of a model without PythonOps, too
     rng = np.random.default_rng(seed)
     current = _in_double(own_copy(model))
     targets = None if wrt is None else list(wrt)

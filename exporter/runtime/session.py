@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import onnx
 
 from exporter.errors import short
-from exporter.files.proto import open_proto, reading
+from exporter.files.proto import check_there, open_proto, reading
 from exporter.files.steady import steady
 from exporter.files.trust import Gate
 from exporter.runtime.arena import use_training_arena
@@ -267,7 +267,7 @@ def inference_session(
         RunError: onnxruntime or the native library is missing, onnxruntime is too old, or it refuses the model. Or, with
             ``strict``, a Function has changed.
         TrustError: The file names something that ``allow`` does not.
-        FormatError: The file is damaged, or has external data outside its folder.
+        FormatError: The file is damaged, or has external data outside its folder, or its data file is not there.
         TypeError: There is no such option.
 
     Warns:
@@ -363,7 +363,12 @@ class _Opened:
         source: str | bytes = proto.SerializeToString() if self.path is None else str(self.path)
         if self.choice.devices:
             more = {"enable_fallback": 0, **more}  # otherwise the CPU would take the place of a provider that refuses the model
-        session = Session(source, self.options, self.binding, providers=self.choice.providers, **more)
+        try:
+            session = Session(source, self.options, self.binding, providers=self.choice.providers, **more)
+        except RunError:
+            if self.folder is not None:
+                check_there(proto, self.folder)
+            raise
         session.changed = changed_functions(self.metadata, self.binding.gate.functions)
         return session
 

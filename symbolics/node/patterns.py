@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from types import NoneType
@@ -30,7 +31,8 @@ class Patterns:
     - ``mypkg.ops``: everything in that module. ``mypkg.*``: everything in ``mypkg`` and in all modules below it.
     - ``mypkg.ops.Fn``: also what has this whole name, with a dot for the colon; without wildcards only.
     - ``Fn`` (no colon, no dot): for all but ``allow=`` also every class of that name. For ``allow=`` it is a module and nothing
-      else, and no pattern starts with a wildcard: a file must not choose the package that its code comes from.
+      else, and the name of the package, before the first dot or colon, has no wildcard: a file must not choose the package that its code comes
+      from, and ``mypkg*`` means ``mypkg_of_a_stranger`` as well.
 
     - ``mylib::op``: an operator of torch.library, all its overloads; ``mylib::op.overload``, ``mylib::*``. The namespace stands without
       wildcards, and nothing else means an operator. For ``allow=`` those of torch itself (``aten::``, ``prims::``) are written out, too.
@@ -46,7 +48,7 @@ class Patterns:
 
         Raises:
             TypeError: An item is neither a class (for ``allow=`` or function, for ``opaque=`` and ``functions=`` or anything callable) nor a str.
-            ArgumentError: A pattern lacks one of its parts; or in ``allow=`` it starts with a wildcard, or means torch's own operators by one.
+            ArgumentError: A pattern lacks one of its parts; or in ``allow=`` the package's name has a wildcard, or torch's own operators are meant by one.
         """
         self.option, self.items = option, [pattern_of(item) for item in listed(items)]
         self._idle, self._met = list(self.items), dict[str, None]()
@@ -62,7 +64,11 @@ class Patterns:
                 raise ArgumentError(f"{option}={item!r}: the namespace of operators is written out, as in 'mylib::*'")
             if option == "allow" and is_operator(item) and module in ("aten", "prims") and set("*?[") & set(qualname):
                 raise ArgumentError(f"allow={item!r}: torch's own operators are allowed one by one, as in 'aten::unique_consecutive'")
-            if not module or (colon and not qualname) or (option == "allow" and module[0] in "*?["):
+            if option == "allow" and not is_operator(item) and set("*?[") & set(re.split("[.:]", item, maxsplit=1)[0]):
+                raise ArgumentError(
+                    f"allow={item!r}: a wildcard in a package's name means other packages, too: write the package's name in full: 'mypkg.*' or 'mypkg:*'"
+                )
+            if not module or (colon and not qualname):
                 start = "starts with a package name" if option == "allow" else "has a module"
                 raise ArgumentError(f"{option}={item!r}: a pattern {start}, as in 'mypkg.*', 'mypkg.ops:*' or 'mypkg.ops:MyFunction'")
 

@@ -214,7 +214,7 @@ ROWS: dict[str, Row] = {
     "load a step": Row(r"training step", lambda files: exporter.load(files.folder / "step.onnx")),
     "load a module": Row(r"not Net", lambda files: exporter.load(NET)),
     "load with an unknown key": Row(r"'alow'", lambda files: exporter.load(files.net, alow=["a"])),
-    "load with allow='*'": Row(r"allow='\*'.*package name", lambda files: exporter.load(files.net, allow="*")),
+    "load with allow='*'": Row(r"allow='\*'.*the package's name in full", lambda files: exporter.load(files.net, allow="*")),
     "load with a number as allow": Row(r"allow=.*int", lambda files: exporter.load(files.net, allow=5)),
     "load to no such device": Row(r"device.*'gpu'", lambda files: exporter.load(files.net, device="gpu")),
     "load to a device that is not there": Row(r"device is 'cuda:63'.*none here", lambda files: exporter.load(files.net, device="cuda:63")),

@@ -72,7 +72,7 @@ def test_the_table(path, monkeypatch):
     exported(f"{TARGETS}:mixed", "-o", path, "--portable")
     result = run("inspect", path)
     assert result.exit_code == 0, result.output
-    for text in ("1 ONNX functions with a backward of their own, 1 PythonOp", "an ONNX function", "a PythonOp: what it does depends",
+    for text in ("1 ONNX function with a backward of its own, 1 PythonOp", "an ONNX function", "a PythonOp: what it does depends",
                  "Scale_backward", "again and again", f"{TARGETS}:"):  # fmt: skip
         assert text in result.stdout, text
 

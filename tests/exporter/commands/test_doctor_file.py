@@ -93,6 +93,9 @@ def test_a_damaged_file_is_an_error_and_no_traceback(program, text, place, tmp_p
         onnx.helper.set_model_props(proto, {"pythonop.outputs": text})
     onnx.save(proto, tmp_path / "model.onnx")
     done = doctor(tmp_path / "model.onnx")
+    if place == "call":
+        assert done.exit_code == 1 and "1 of 3 PythonOps cannot be read: " in done.stderr and "allow=[" not in done.stdout
+        return
     assert done.exit_code == 2 and "the file is damaged" in " ".join(done.output.split()), done.output
 
 

@@ -154,7 +154,7 @@ LIES = {
 }
 
 
-@whoever_computes
+@everybody
 @pytest.mark.parametrize("changes", LIES.values(), ids=LIES)
 def test_a_tensor_whose_data_are_not_what_it_says(read, changes):
     with processor_time(2), pytest.raises(FormatError):
@@ -172,7 +172,7 @@ def test_honest_tensors_of_every_type_pass(kind, shape):
     check_tensor(helper.make_tensor("t", kind, shape, np.zeros(int(np.prod(shape)))))
 
 
-@whoever_computes
+@everybody
 def test_a_tensor_in_an_attribute_of_a_function(read):
     proto = with_calls(1)
     constant = helper.make_node("Constant", [], ["c"], value=helper.make_tensor("c", 1, [2], [1.0, 2.0]))

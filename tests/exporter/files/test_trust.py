@@ -131,7 +131,7 @@ def empty_registry(monkeypatch):
         ("namedtuple", "Pair", Pair),
     ],
 )
-@pytest.mark.parametrize("pattern", [HERE, f"{HERE}:*", f"{HERE}.*", "test[s_]*:*"])
+@pytest.mark.parametrize("pattern", [HERE, f"{HERE}:*", f"{HERE}.*", "tests.*[st]:*"])
 def test_patterns_resolve_what_they_match(kind, name, expected, pattern):
     assert Gate([pattern])(kind, f"{HERE}:{name}") is expected
 
@@ -151,9 +151,13 @@ def test_other_patterns_do_not(pattern):
 
 
 def test_wildcards_need_a_package():
-    for pattern in ("*", "*:*", "?orch.*", "[a-z]*:X", "", "torch:"):
+    for pattern in ("*", "*:*", "?orch.*", "[a-z]*:X", "tests*", "tests*:Twice", "t*:*", "tests[.]exporter:*", "test?.exporter.*"):
+        with pytest.raises(ValueError, match="write the package's name in full"):
+            Gate([pattern])
+    for pattern in ("", "torch:"):
         with pytest.raises(ValueError, match="starts with a package name"):
             Gate([pattern])
+    assert Gate(["tests.exporter*"]).allows(f"{HERE}:Twice")
     with pytest.raises(TypeError, match="classes, functions and patterns"):
         Gate([3])
 
@@ -209,8 +213,7 @@ def test_refused(kind, name, why):
             "no pattern allows, for the file may have it called",
         ),
         ("callable", "torch.utils.collect_env:run", ["torch.*", "torch.utils.collect_env:*"], "no pattern allows"),
-        ("callable", f"{HERE}:Config", f"{HERE}:*", "no pattern allows"),
-        ("callable", "torch:load", ["torch:*", "torch"], "no pattern allows"),
+        ("callable", "torch.serialization:load", ["torch.*", "torch.serialization"], "no pattern allows"),
         # Classes that are called where a file may fill them.
         ("dataclass", f"{HERE}:Called", f"{HERE}:*", "its __call__ would run"),
         ("dataclass", f"{HERE}:Deleted", f"{HERE}:*", "its __del__ would run"),
@@ -218,7 +221,7 @@ def test_refused(kind, name, why):
         ("enum", f"{HERE}:CalledColor", f"{HERE}:*", "its __call__ would run"),
         ("module", f"{HERE}:DeletedBlock", f"{HERE}:*", "its __del__ would run"),
         # Modules that no pattern means.
-        ("enum", "http:HTTPStatus", ["http:*", "http", "http*"], "standard library"),
+        ("enum", "http:HTTPStatus", ["http:*", "http", "http.*"], "standard library"),
         (
             "function",
             "torch.testing._internal.common_utils:F",
@@ -235,6 +238,40 @@ def test_what_needs_an_entry_of_its_own(kind, name, allow, why):
     assert set(sys.modules) == before
     assert len(str(caught.value).splitlines()) <= 6
     assert f"allow=['{name}']" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "why"),
+    [
+        ("function", "os:system", "os:system where a subclass of torch.autograd.Function should be, which it is not"),
+        ("module", "never_imported_here.py:x", None),
+        ("module", "xmlrpc.server:Server", "where a subclass of torch.nn.Module should be, which it is not"),
+        ("function", f"{HERE}:NoFunction", "where a subclass of torch.autograd.Function should be, which it is not"),
+        ("function", f"{HERE}:Alias", "another name of"),
+        ("callable", "torch:load", "another name of torch.serialization:load"),
+        ("callable", "os:system", "another name of"),
+        ("callable", f"{HERE}:Config", "is none for its constructor"),
+        ("callable", f"{HERE}:helper.__init__", "where a class should be, which it is not"),
+        ("callable", "__main__:Config.__init__", "cannot be imported in another process"),
+        ("enum", "http:HTTPStatus", None),
+        ("function", f"{HERE}:Twice", None),
+        ("function", f"{HERE}:Missing", None),
+    ],
+)
+@pytest.mark.parametrize("wide", [False, True])
+def test_an_entry_that_would_not_help_is_not_offered(kind, name, why, wide):
+    before = set(sys.modules)
+    module = name.partition(":")[0]
+    if wide and why is None:
+        return  # what a pattern does then is said above
+    with pytest.raises(TrustError, match=why or r"pass allow=\['") as caught:
+        Gate([f"{module}:*"] if wide else ())(kind, name)
+    assert set(sys.modules) == before
+    if why is not None:
+        assert "pass allow=" not in str(caught.value)
+        with pytest.raises(TrustError):
+            Gate([name])(kind, name)
+    assert ":*'" not in str(caught.value).replace(f"'{module}:*'", "")  # no pattern is offered
 
 
 @pytest.mark.parametrize(
@@ -266,9 +303,9 @@ def test_an_entry_for_a_class_is_none_for_its_constructor(cls):
         with pytest.raises(TrustError, match=r"pass allow=\['.*\.__init__'\] if you trust its constructor"):
             Gate([allow, f"{HERE}:*"])("callable", f"{name}.__init__")
     assert Gate([f"{name}.__init__"])("callable", f"{name}.__init__") is cls
-    with pytest.raises(TrustError, match="which is not allowed"):
+    with pytest.raises(TrustError, match="which is not allowed|which it is not"):
         Gate([f"{name}.__init__"])("plain", name)
-    with pytest.raises(TrustError, match="as a class, which it is not"):
+    with pytest.raises(TrustError, match="where a class should be, which it is not"):
         Gate([f"{HERE}:helper.__init__"])("callable", f"{HERE}:helper.__init__")
     register(cls)
     for kind in ("callable", "object"):
@@ -280,7 +317,7 @@ def test_an_entry_for_a_class_is_none_for_its_constructor(cls):
 
 def test_a_pattern_of_all_of_torch_is_said_once(monkeypatch):
     monkeypatch.setattr(trust, "_said_wide", set())
-    for wide in ("torch.*", "torch*:*", "t*"):
+    for wide in ("torch.*", "torch.*:*", "torch.*:[A-Z]*"):
         with pytest.warns(PythonopWarning, match="choose among all Functions of torch") as said:
             [Gate([wide, f"{HERE}:*"]) for _ in range(2)]
         assert len(said) == 1

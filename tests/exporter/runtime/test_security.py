@@ -88,7 +88,7 @@ def refused(make, model, error, match, allow=ALLOW):
     ],
 )
 def test_names_outside_allow(make, name):
-    refused(make, tampered(name=name), TrustError, "not allowed")
+    refused(make, tampered(name=name), TrustError, "not allowed|should be, which it is not")
 
 
 @pytest.mark.parametrize("make", ENGINES)
@@ -110,7 +110,7 @@ def test_allowed_modules_that_lead_elsewhere(make, name):
 @pytest.mark.parametrize(
     ("argument", "match"),
     [
-        ({"$callable": "os:system"}, "not allowed"),
+        ({"$callable": "os:system"}, "another name of"),
         ({"$enum": ["http:HTTPStatus", "OK"]}, "not allowed"),
         ({"$dataclass": ["antigravity:X", {}]}, "not allowed"),
         ({"$namedtuple": ["this:X", []]}, "not allowed"),
@@ -262,8 +262,9 @@ def test_names_are_shown_escaped(make):
 
 
 def test_a_plain_session_refuses_too():
-    with pytest.raises(Exception, match=r"TrustError.*not allowed"):
+    with pytest.raises(Exception, match=r"TrustError.*which it is not") as caught:
         onnxruntime.InferenceSession(tampered(name="os:system").SerializeToString(), session_options(ALLOW))
+    assert not isinstance(caught.value, PythonopError)  # as SECURITY.md says
 
 
 def test_a_gradient_node_resolves_nothing():

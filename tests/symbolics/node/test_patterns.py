@@ -27,7 +27,7 @@ SPELLINGS = [
     ("mypkg.ops:F?", FN, True, True),
     ("mypkg.*:Fn", FN, True, True),
     ("mypkg.*:Fn", "mypkg:Fn", True, True),
-    ("mypkg*:[EF]n", FN, True, True),
+    ("mypkg.o*:[EF]n", FN, True, True),
     ("mypkg.ops", FN, True, True),
     ("mypkg.o*", FN, True, True),
     ("mypkg.*", FN, True, True),
@@ -48,7 +48,14 @@ SPELLINGS = [
     # A name in any package: inline= only.
     ("Fn", FN, True, False),
     ("Fn", "mypkg.ops:test.<locals>.Fn", True, False),
-    ("F*", FN, True, False),
+    # A wildcard in the name of the package: inline= only.
+    ("F*", FN, True, None),
+    ("mypkg*", FN, True, None),
+    ("mypkg*:Fn", FN, True, None),
+    ("mypkg*.ops:Fn", FN, True, None),
+    ("m*:*", FN, True, None),
+    ("mypk?.*:*", FN, True, None),
+    ("mypk[f-h].*", FN, True, None),
     ("*:Fn", FN, True, None),
     ("*.ops:Fn", FN, True, None),
     ("*Fn", FN, True, None),
@@ -61,7 +68,9 @@ def test_a_spelling_means_the_same_on_both_sides(text, name, inlined, allowed):
     assert Patterns([text]).matches(_class(name)) is inlined
     assert Patterns(text).match_name(name) is inlined
     if allowed is None:
-        with pytest.raises(ValueError, match="starts with a package name"):
+        with pytest.raises(
+            ValueError, match=rf"allow='{re.escape(text)}': a wildcard in a package's name .* in full: 'mypkg\.\*' or 'mypkg:\*'"
+        ):
             Gate([text])
     else:
         assert Gate([text]).allows(name) is allowed
