@@ -366,7 +366,8 @@ class Gate:
         """
         _check_importable(name, wanted)
         try:
-            return _found_in(_names_of(name.partition(":")[0], name), name)
+            names = _names_of(name.partition(":")[0], name)
+            return _objects[name] if name in _objects else _found_in(names, name)  # the module may have registered it
         except KeyError as error:
             module, _, qualname = name.partition(":")
             raise TrustError(
@@ -392,7 +393,16 @@ def _found_in(names: Mapping[str, Any], name: str) -> Any:
         return found  # torch.tanh and its like know no module
     own = own_name(found)
     if own != (module, qualname):
-        raise TrustError(f"{shown(name)} is another name of {shown(f'{own[0]}:{own[1]}')}: a file must name an object where it is defined")
+        moved = (
+            f". If it has moved, write 'class {shown(qualname)}({shown('.'.join(own))}): pass' into {shown(module)}, or call exporter.register(cls, "
+            f"{shown(name)!r}) before the file is opened"
+            if _is_function_class(found)
+            else ""
+        )
+        raise TrustError(
+            f"{shown(name)} is another name of {shown(f'{own[0]}:{own[1]}')}: a file must name an object where it is defined{moved}",
+            faq=Faq.CHANGED if moved else None,
+        )
     return found
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+
 import pytest
 import torch
 from click.testing import CliRunner
@@ -9,6 +12,7 @@ from torch import nn
 
 import exporter
 from exporter.cli import main
+from exporter.files.trust import Gate, unregister
 
 WIDE = ["mypkg*", "m*:Fn", "q*:*", "[a-z]x:*", "?s:*", "my*pkg.ops:Fn"]
 IN_FULL = r"a wildcard in a package's name means other packages, too: write the package's name in full: 'mypkg\.\*' or 'mypkg:\*'"
@@ -59,3 +63,55 @@ def test_on_the_command_line(command, program, tmp_path):
     done = CliRunner().invoke(main, [*command, str(tmp_path / "m.onnx"), *target, "--allow", "mypkg*:Fn"])
     assert done.exit_code == 2
     assert "allow='mypkg*:Fn': a wildcard in a package's name" in " ".join(done.stderr.split())
+
+
+MOVED = """
+import torch, exporter
+
+
+class New(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+"""
+
+
+@pytest.fixture
+def moved(tmp_path, monkeypatch):
+    """Writes the module of the old name."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "moved_new.py").write_text(MOVED)
+
+    def write(text):
+        (tmp_path / "moved_old.py").write_text(text)
+        importlib.invalidate_caches()
+        return Gate(["moved_old:New"])
+
+    yield write
+    unregister("moved_old:New")
+    for name in ("moved_new", "moved_old"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import moved_new\nclass New(moved_new.New): pass",
+        "import exporter\nfrom moved_new import New\nexporter.register(New, 'moved_old:New')",
+    ],
+    ids=["subclass", "registered by the module itself"],
+)
+def test_a_function_that_has_moved(text, moved):
+    found = moved(text)("function", "moved_old:New")
+    assert issubclass(found, torch.autograd.Function)
+
+
+def test_an_alias_of_a_function_says_what_to_write(moved):
+    with pytest.raises(
+        exporter.TrustError, match=r"class New\(moved_new\.New\): pass' into moved_old, or call exporter\.register\(cls, 'moved_old:New'\)"
+    ):
+        moved("from moved_new import New")("function", "moved_old:New")
