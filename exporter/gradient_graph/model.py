@@ -16,6 +16,7 @@ from exporter.files.weights import lift_initializers, lift_weights
 from exporter.gradient_graph.inference import infer_shapes
 from symbolics.errors import FormatError
 from symbolics.gradients.bodies import EXPOSED, OWN_RULE
+from symbolics.graph.calls import complete_calls
 from symbolics.graph.flatten import flatten, of_modules
 from symbolics.graph.values import attr, describe, graph_of, is_mark, rank_of, static_shape
 from symbolics.graph.walk import subgraphs, walk
@@ -62,6 +63,7 @@ def own_copy(source: Any, *, bounded: bool = False) -> ir.Model:
         if isinstance(tensor, ir.ExternalTensor) and tensor.size <= SMALL and tensor.dtype.is_integer() and os.path.isfile(tensor.path):
             value.const_value = ir.tensor(tensor.numpy().copy(), dtype=tensor.dtype, name=tensor.name)
     model.ir_version = max(model.ir_version, _OWN_INITIALIZERS)
+    complete_calls(model)
     _check(model)
     _check_counts(model)
     if of_modules(model):

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from symbolics.gradients.registry import Grads, Rule
 from symbolics.gradients.residuals import residual
 from symbolics.graph.builder import Builder
+from symbolics.graph.calls import complete
 from symbolics.graph.values import unsupported
 from symbolics.node.linked import Backward, Taken, backward_of
 
@@ -56,12 +57,12 @@ def _rule(function: ir.Function, link: Backward, backward: ir.Function | None) -
         call = op.add(ir.Node(link.domain, link.name, [value(what) for what in link.takes], attributes, num_outputs=len(link.gives)))
         found: list[ir.Value | None] = [None] * len(node.inputs)
         for out, index, want in zip(call.outputs, link.gives, wanted):
-            x = node.inputs[index] if want else None
-            if x is None:
-                out.name = ""
-                continue
-            out.name, out.type, out.shape = op.scope.name(link.name), x.type, x.shape
-            found[index] = out
+            out.name = op.scope.name(link.name) if want else ""
+            if (x := node.inputs[index] if index < len(node.inputs) else None) is not None:
+                out.type, out.shape = x.type, x.shape
+            if want:
+                found[index] = out
+        complete(call, backward, op.scope.name)
         return found
 
     return Rule(gradient)
@@ -71,7 +72,7 @@ def _output(op: Builder, node: ir.Node, function: ir.Function, link: Backward, i
     """An output of the call, which from now on has a name."""
     if index < len(node.outputs) and (made := node.outputs[index]).name and made.type is not None:
         return made
-    node.resize_outputs(max(len(node.outputs), len(function.outputs)))  # ONNX's inference wants as many as the function has
+    complete(node, function, lambda name: op.scope.residual_name(name, node))
     if index >= results:
         kept = link.kept[index - results]
         return residual(op, node, index, "kept", ir.DataType(kept.type), ir.Shape([None] * kept.rank))

@@ -15,7 +15,7 @@ import sympy
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from symbolics import torch_private as private
+from symbolics import quirks, torch_private as private
 from symbolics.capture.interception import belongs_to_torch, original_apply
 from symbolics.capture.listener import Listener
 from symbolics.capture.opaque_op import Record
@@ -232,6 +232,9 @@ class _Trace:
         with contextlib.ExitStack() as stack:
             for module, path, index in self.record.hidden:
                 stack.enter_context(private.holding(module, path, inputs[index]))
+            stack.enter_context(quirks.builtins_of_sizes())
+            if isinstance(self.record.function, type):
+                stack.enter_context(quirks.lengths_of_class(self.record.function))
             stack.enter_context(kernels_run())
             stack.enter_context(Rewrites(self.record))
             yield
@@ -254,7 +257,10 @@ class _Trace:
             if private.is_random(node.target):
                 raise Untraceable(f"it draws random numbers ({node.target})")
         if (condition := private.condition_on_sizes(self.env)) is not None:
-            raise Untraceable(f"what it does depends on a size ({condition}), which may be another one in the next run")
+            raise Untraceable(
+                f"what it does depends on a size ({condition}), which may be another one in the next run: compute with the size itself (x.numel() ** 0.5), "
+                "without a branch, int(), float() or torch.tensor() of it, or give the axis a fixed size"
+            )
 
 
 def _sum(gradient: torch.Tensor | None, target: torch.Tensor) -> torch.Tensor | None:

@@ -31,7 +31,7 @@ from symbolics.quirks.pytorch.bags_of_embeddings import BAGS
 from symbolics.quirks.pytorch.batch_norm_momentum import cumulative_statistics, momentum_of_this_step
 from symbolics.quirks.pytorch.binary_cross_entropy import BINARY_CROSS_ENTROPY
 from symbolics.quirks.pytorch.bounds import BOUNDS
-from symbolics.quirks.pytorch.builtins import builtins_of_eager
+from symbolics.quirks.pytorch.builtins import builtins_of_eager, builtins_of_sizes
 from symbolics.quirks.pytorch.conjugates import CONJUGATES
 from symbolics.quirks.pytorch.copies import COPIES
 from symbolics.quirks.pytorch.data_getter import DATA_GETTER
@@ -46,7 +46,7 @@ from symbolics.quirks.pytorch.gaussian_nll import GAUSSIAN_NLL
 from symbolics.quirks.pytorch.half_results import HALF_RESULTS
 from symbolics.quirks.pytorch.instance_norm_statistics import INSTANCE_NORM
 from symbolics.quirks.pytorch.integers import BITS, XOR, promoting
-from symbolics.quirks.pytorch.lengths import lengths_stay_open, open_sizes
+from symbolics.quirks.pytorch.lengths import lengths_of_class, lengths_stay_open, open_sizes
 from symbolics.quirks.pytorch.logarithms import LOGARITHMS
 from symbolics.quirks.pytorch.losses import LOSSES
 from symbolics.quirks.pytorch.mixed_norms import MIXED_NORMS
@@ -63,6 +63,7 @@ from symbolics.quirks.pytorch.pools import POOLS
 from symbolics.quirks.pytorch.recurrent_kernels import kernels_looked_up_anew
 from symbolics.quirks.pytorch.repeats import REPEATS
 from symbolics.quirks.pytorch.rounding import ROUNDING
+from symbolics.quirks.pytorch.scalar_axes import scalar_axes
 from symbolics.quirks.pytorch.scalars import SCALARS
 from symbolics.quirks.pytorch.scatters import SCATTERS
 from symbolics.quirks.pytorch.scripted_functions import scripts_as_python
@@ -100,9 +101,11 @@ __all__ = [
     "GraphPass",
     "Rewrite",
     "apply",
+    "builtins_of_sizes",
     "copied",
     "cumulative_statistics",
     "float64_by_default",
+    "lengths_of_class",
     "open_sizes",
     "read_copies",
     "reshapes_with_sizes",
@@ -132,6 +135,7 @@ REWRITES: dict[Any, Rewrite] = {
 
 REWRITES |= narrow_types(REWRITES)
 REWRITES |= promoting(REWRITES)
+REWRITES |= scalar_axes(REWRITES)
 
 #: How the calls that are looked into may be spelled: those above, and what changes a tensor in place.
 SPELLINGS: dict[Any, list[Form]] = forms(
@@ -215,6 +219,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
     from symbolics.quirks.torchlib.powers import power, power_by_number
     from symbolics.quirks.torchlib.ranges import arange_start
     from symbolics.quirks.torchlib.squeezes import squeeze
+    from symbolics.quirks.torchlib.symbolic_sizes import symbolic_sizes
     from symbolics.quirks.torchlib.windows import windows
 
     aten = torch.ops.aten
@@ -241,5 +246,6 @@ def translations() -> dict[Any, Callable[..., Any]]:
         aten.scalar_tensor.default: scalar_tensor,
         aten.squeeze.dim: squeeze,
         aten.squeeze.dims: squeeze,
+        **symbolic_sizes(),
         **windows(),
     }

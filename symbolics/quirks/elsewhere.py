@@ -10,6 +10,7 @@ __all__ = [
     "FUSIONS_IN_A_DOMAIN",
     "GATHER_ELEMENTS",
     "MUTATED_BUFFERS",
+    "OMITTED_OUTPUTS",
     "PADS_WITH_AXES",
     "WIDENED_HALVES",
     "WRITTEN_PARTS",
@@ -41,6 +42,13 @@ MUTATED_BUFFERS = Quirk(
     upstream="torch",
     seen="2.13",
     wrong="the translation of an exported program drops the values that its forward writes into buffers",
+)
+
+OMITTED_OUTPUTS = Quirk(
+    cure="symbolics/graph/calls.py",
+    upstream="onnx",
+    seen="1.23.2",
+    wrong="a call of a function that leaves out outputs at the end is refused by the inference of types (and by onnxruntime)",
 )
 
 WRITTEN_PARTS = Quirk(

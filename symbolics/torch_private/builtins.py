@@ -1,4 +1,4 @@
-"""What stands in the place of Python's max, min, math.pow and len while a model is traced."""
+"""What stands in the place of Python's max, min, math.pow, math.sqrt and len while a model is traced."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
-__all__ = ["own_builtins", "standing_for_builtins", "standing_for_len"]
+__all__ = ["own_builtins", "put_builtins", "standing_for_builtins", "standing_for_len"]
 
-_OWN = (max, min, math.pow)
+_OWN = (max, min, math.pow, math.sqrt)
 _lock = threading.Lock()
 _open: list[tuple[Callable[..., Any], ...]] = []
 #: Modules of Python whose `len` is another, by id: the module, that function, and how many blocks want it.
@@ -20,30 +20,32 @@ _shadowed: dict[int, tuple[ModuleType, Callable[..., Any], int]] = {}
 
 
 def _put(functions: tuple[Callable[..., Any], ...]) -> None:
-    builtins.max, builtins.min, math.pow = functions
+    builtins.max, builtins.min, math.pow, math.sqrt = functions
+
+
+@contextlib.contextmanager
+def put_builtins(*functions: Callable[..., Any]) -> Iterator[None]:
+    """While the block runs, these are max, min, math.pow and math.sqrt of the whole process.
+
+    The last block that ends puts Python's own back, whichever began first.
+    """
+    with _lock:
+        _open.append(functions)
+        _put(functions)
+    try:
+        yield
+    finally:
+        with _lock:
+            _open.remove(functions)
+            _put(_open[-1] if _open else _OWN)
 
 
 @contextlib.contextmanager
 def standing_for_builtins(*functions: Callable[..., Any]) -> Iterator[None]:
-    """While the block runs, what torch.export puts in the place of max, min and math.pow, of which nothing public has a say.
-
-    They are those of the whole process. The last export that ends puts Python's own back, whichever began first: torch's puts back what it found.
-    """
+    """While the block runs, what torch.export puts in the place of max, min, math.pow and math.sqrt, of which nothing public has a say."""
     from torch.export import _trace
 
-    @contextlib.contextmanager
-    def overridden() -> Iterator[None]:
-        with _lock:
-            _open.append(functions)
-            _put(functions)
-        try:
-            yield
-        finally:
-            with _lock:
-                _open.remove(functions)
-                _put(_open[-1] if _open else _OWN)
-
-    before, _trace._override_builtin_ops = _trace._override_builtin_ops, overridden
+    before, _trace._override_builtin_ops = _trace._override_builtin_ops, lambda: put_builtins(*functions)
     try:
         yield
     finally:
@@ -75,9 +77,9 @@ def standing_for_len(function: Callable[..., Any], modules: Iterable[ModuleType]
 
 @contextlib.contextmanager
 def own_builtins() -> Iterator[None]:
-    """While the block runs in an export, max, min, math.pow and len are Python's own: compilers of Python (numba) know those alone."""
+    """While the block runs in an export, max, min, math.pow, math.sqrt and len are Python's own: compilers of Python (numba) know those alone."""
     with _lock:
-        before = (builtins.max, builtins.min, math.pow)
+        before = (builtins.max, builtins.min, math.pow, math.sqrt)
         _put(_OWN)
         for module, _, _ in _shadowed.values():
             vars(module).pop("len", None)

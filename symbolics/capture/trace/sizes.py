@@ -29,8 +29,10 @@ _NUMBERS = {
     "__float__": "float()",
     "item": ".item()",
     "tolist": ".tolist()",
+    "__array__": "NumPy",
+    "numpy": ".numpy()",
 }
-_INTEGERS = _NUMBERS.keys() - {"__float__"}
+_INTEGERS = _NUMBERS.keys() - {"__float__", "__array__", "numpy"}
 _PARTS = {"split": ".split()", "split_with_sizes": ".split_with_sizes()", "unbind": ".unbind(), or a loop over a tensor,"}
 
 
@@ -71,9 +73,9 @@ class Sizes:
             tensor: The tensor.
             place: Says where in the model.
         """
-        if not self.dynamic or name not in _NUMBERS or not is_traced_size(tensor):
+        if not self.dynamic or name not in _NUMBERS or not (is_traced_size(tensor) or private.comes_of_sizes(tensor)):
             return
-        if name in _INTEGERS:
+        if name in _INTEGERS and not tensor.is_floating_point():
             with private.paused_capture():
                 size = int(tensor)
             if size in self.dynamic:

@@ -1,4 +1,4 @@
-"""Python's max, min and math.pow while torch.export captures."""
+"""Python's max, min, math.pow and math.sqrt while torch.export captures."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from symbolics import torch_private as private
 from symbolics.quirks.quirk import Quirk
 from symbolics.quirks.rewriting import stopped
 
-__all__ = ["QUIRK", "builtins_of_eager"]
+__all__ = ["QUIRK", "builtins_of_eager", "builtins_of_sizes"]
 
 QUIRK = Quirk(
     upstream="torch",
     seen="2.15",
     wrong="torch.export replaces max, min and math.pow in the whole process: math.pow(2, 3) is an int then, max of three sizes makes a condition of them, "
-    "max(x) of a vector fails, of equal tensors it shares the gradient, and numba compiles no function that calls one of them, not even later",
+    "max(x) of a vector fails, of equal tensors it shares the gradient, and numba compiles no function that calls one of them, not even later; math.sqrt of an open size makes a number of it",
 )
 
 _SIZES = (torch.SymInt, torch.SymFloat, torch.SymBool)
-_max, _min, _pow = max, min, math.pow
+_max, _min, _pow, _sqrt = max, min, math.pow, math.sqrt
 
 
 def _extreme(own: Callable[..., Any], of_sizes: Callable[..., Any], wins: Callable[[Any, Any], Any]) -> Callable[..., Any]:
@@ -57,10 +57,24 @@ def _power(x: Any, y: Any, /) -> Any:
     return _pow(x, y)
 
 
+def _root(x: Any, /) -> Any:
+    """math.sqrt, which makes a number of a size that is open."""
+    return torch.sym_sqrt(x) if isinstance(x, _SIZES) else _sqrt(x)
+
+
+_FUNCTIONS = (
+    _extreme(_max, torch.sym_max, lambda second, first: second > first),
+    _extreme(_min, torch.sym_min, lambda second, first: second < first),
+    _power,
+    _root,
+)
+
+
 def builtins_of_eager(_: torch.nn.Module) -> AbstractContextManager[None]:
     """While the block runs, torch.export takes these in place of its own."""
-    return private.standing_for_builtins(
-        _extreme(_max, torch.sym_max, lambda second, first: second > first),
-        _extreme(_min, torch.sym_min, lambda second, first: second < first),
-        _power,
-    )
+    return private.standing_for_builtins(*_FUNCTIONS)
+
+
+def builtins_of_sizes() -> AbstractContextManager[None]:
+    """While the block runs, they are these, of sizes, too."""
+    return private.put_builtins(*_FUNCTIONS)

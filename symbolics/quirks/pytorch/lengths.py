@@ -15,7 +15,7 @@ import torch
 from symbolics import torch_private as private
 from symbolics.quirks.quirk import Quirk
 
-__all__ = ["QUIRK", "lengths_stay_open", "open_sizes"]
+__all__ = ["QUIRK", "lengths_of_class", "lengths_stay_open", "open_sizes"]
 
 QUIRK = Quirk(
     upstream="torch",
@@ -41,16 +41,20 @@ def _length(x: Any, /) -> Any:
     return x.shape[0] if number in _open.get() else _len(x)
 
 
-def _modules_of(model: torch.nn.Module) -> list[ModuleType]:
-    """The modules of Python of the packages that a model's classes come from, and the program's own."""
-    classes = {cls for module in model.modules() for cls in type(module).__mro__}
+def _modules_of(classes: Collection[type]) -> list[ModuleType]:
+    """The modules of Python of the packages that some classes come from, and the program's own."""
     packages = {"__main__", *(cls.__module__.partition(".")[0] for cls in classes)} - _NOT_MODELS
     return [module for name, module in list(sys.modules.items()) if name.partition(".")[0] in packages and isinstance(module, ModuleType)]
 
 
 def lengths_stay_open(model: torch.nn.Module) -> AbstractContextManager[None]:
     """While the block runs, `len` is ours in the packages of the model: Python's own cannot give a size that is open."""
-    return private.standing_for_len(_length, _modules_of(model))
+    return private.standing_for_len(_length, _modules_of({cls for module in model.modules() for cls in type(module).__mro__}))
+
+
+def lengths_of_class(cls: type) -> AbstractContextManager[None]:
+    """The same in the packages of a Function."""
+    return private.standing_for_len(_length, _modules_of(cls.__mro__))
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ __all__ = ["QUIRK", "SIZES"]
 QUIRK = Quirk(
     upstream="torch",
     seen="2.13",
-    wrong="sym_max, sym_min and sym_ite refuse the sizes of a TorchScript trace",
+    wrong="sym_max, sym_min and sym_ite refuse the sizes of a TorchScript trace; sym_float and sym_sqrt make the example's number of them",
 )
 
 
@@ -35,7 +35,21 @@ def _either(b: Any, t: Any, f: Any) -> Any:
     return NotImplemented if (all_ := _tensors(b, t, f)) is None else torch.where(*all_)
 
 
+def _float(a: Any) -> Any:
+    return NotImplemented if _tensors(a) is None else a.to(torch.get_default_dtype())
+
+
+def _root(a: Any) -> Any:
+    return NotImplemented if _tensors(a) is None else torch.sqrt(a.to(torch.get_default_dtype()))
+
+
 SIZES: dict[Any, Rewrite] = {
     function: instead_in_torchscript(formula)
-    for function, formula in ((torch.sym_max, _largest), (torch.sym_min, _least), (torch.sym_ite, _either))
+    for function, formula in (
+        (torch.sym_max, _largest),
+        (torch.sym_min, _least),
+        (torch.sym_ite, _either),
+        (torch.sym_float, _float),
+        (torch.sym_sqrt, _root),
+    )
 }

@@ -82,6 +82,35 @@ def test_a_cotangent_that_is_absent_is_zero(call):
     close(trained(linked(SIGNATURE, "float[2] y", f"{call} = own.f(x, n)"), x=X, n=N, y_grad=G)["x_grad"], 100 * G * E * X)
 
 
+@pytest.mark.parametrize("call", ["y = own.f(x, n)", "y, z = own.f(x, n)"])
+def test_outputs_at_the_end_that_a_call_leaves_out(call):
+    close(trained(linked(SIGNATURE, "float[2] y", call), x=X, n=N, y_grad=G)["x_grad"], 100 * G * E * X)
+
+
+def test_outputs_at_the_end_that_a_call_inside_another_function_leaves_out():
+    outer = '<domain: "own", opset_import: ["": 20, "own": 1]> outer (x, n) => (y) { a = own.f(x, n) y = Mul(a, a) }'
+    found = trained(linked(SIGNATURE, "float[2] y", "y = own.outer(x, n)", FUNCTIONS + outer), x=X, n=N, y_grad=G)
+    close(found["x_grad"], 200 * G * E * N * E * X)
+
+
+def test_an_input_at_the_end_that_a_call_leaves_out():
+    functions = """<domain: "own", opset_import: ["": 20]> f (x, low, high) => (y) { y = Clip(x, low, high) }
+        <domain: "own", opset_import: ["": 20]> f_backward (g, low, high) => (gx) { c = Clip(g, low, high) gx = Neg(c) }"""
+    link = Backward("own", "f_backward", (Taken("gradient", 0), Taken("input", 1), Taken("input", 2)), (0,), (), once=False)
+    model = linked("float[2] x, float low", "float[2] y", "y = own.f(x, low)", functions, f=link)
+    close(trained(model, x=X, low=np.array(1.5, np.float32), y_grad=G)["x_grad"], -np.maximum(G, 1.5))
+
+
+def test_the_first_gradient_alone():
+    functions = """<domain: "own", opset_import: ["": 20]> f (x, w) => (y) { y = Mul(x, w) }
+        <domain: "own", opset_import: ["": 20]> f_backward (g, x, w) => (gx, gw) { gx = Add(g, w) gw = Mul(g, x) }"""
+    link = Backward("own", "f_backward", (Taken("gradient", 0), Taken("input", 0), Taken("input", 1)), (0, 1), (), once=False)
+    model = linked("float[2] x, float[2] w", "float[2] y", "y = own.f(x, w)", functions, f=link)
+    for name, wanted in (("x", G + H), ("w", G * X)):
+        found = ran(build_gradient_graph(model, wrt=[name]), {"x": X, "w": H, "y_grad": G})
+        close(found[f"{name}_grad"], wanted)
+
+
 def test_the_cotangent_of_the_second_result_alone():
     close(trained(linked(SIGNATURE, "float[2] z", " , z, e = own.f(x, n)"), x=X, n=N, z_grad=H)["x_grad"], -H)
 
@@ -242,9 +271,9 @@ def test_a_result_whose_cotangent_is_not_taken_has_no_gradient():
 
 def test_a_result_without_a_name_whose_type_nobody_knows():
     functions = """<domain: "own", opset_import: ["": 20]> inner (x) => (y) { y = Sin(x) }
-        <domain: "own", opset_import: ["": 20, "own": 1]> f (x) => (y, z) { y = Exp(x) z = own.inner(x) }
+        <domain: "own", opset_import: ["": 20, "own": 1]> f (x) => (y, z, w) { y = Exp(x) z = own.inner(x) w = Neg(x) }
         <domain: "own", opset_import: ["": 20]> f_backward (gy, gz) => (gx) { gx = Add(gy, gz) }"""
     link = Backward("own", "f_backward", (Taken("gradient", 0), Taken("gradient", 1)), (0,), (), once=False)
     with pytest.raises(UnsupportedOperatorError, match="the type of its output 1 is not known: name that output in the call"):
-        build_gradient_graph(linked("float[2] x", "float[2] y", "y, = own.f(x)", functions, f=link))
+        build_gradient_graph(linked("float[2] x", "float[2] y", "y, , w = own.f(x)", functions, f=link))
     close(trained(linked("float[2] x", "float[2] y", "y, z = own.f(x)", functions, f=link), x=X, y_grad=G)["x_grad"], G)

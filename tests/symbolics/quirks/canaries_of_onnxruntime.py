@@ -6,6 +6,8 @@ Where the cure is a pass over the graph, the canary takes ``cures=``: the same w
 from __future__ import annotations
 
 import numpy as np
+import onnx
+import onnx.parser
 import onnx_ir as ir
 import onnxruntime
 from onnx import helper
@@ -29,6 +31,18 @@ def matrix_vector(cures=()):
     nodes = [helper.make_node("Transpose", ["a"], ["t"], perm=[1, 0]), helper.make_node("MatMul", ["t", "v"], ["y"])]
     a, v = np.arange(12, dtype=np.float32).reshape(3, 4), np.array([1, 2, 3], np.float32)
     return differs((on_onnxruntime(nodes, {"a": a, "v": v}, cures=cures), a.T @ v))
+
+
+def omitted_outputs():
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 20, "own": 1]> g (float[2] x) => (float[2] y) { y = own.f(x) }
+        <domain: "own", opset_import: ["": 20]> f (x) => (y, z) { y = Exp(x) z = Sin(x) }"""
+    )
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except onnx.shape_inference.InferenceError:
+        return True
+    return False
 
 
 def fusions_in_a_domain():

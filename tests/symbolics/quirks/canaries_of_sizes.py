@@ -6,6 +6,7 @@ import onnx_ir as ir
 import torch
 from onnx.reference import ReferenceEvaluator
 
+from tests.support import Calls
 from tests.symbolics.quirks.tools import differs, fails_to_export, torchscript_differs, torchscripted, translated
 
 
@@ -35,3 +36,16 @@ def scripted_functions():
 def lengths():
     open_rows = (({0: torch.export.Dim("n", min=2)},),)
     return fails_to_export(lambda x: x + torch.zeros(len(x), 1), torch.ones(3, 2), shapes=open_rows)
+
+
+def scalar_axes():
+    return torchscript_differs(lambda x: x.prod(0), torch.tensor(2.0))
+
+
+def symbolic_sizes():
+    model, shapes = Calls(lambda x: x * torch.sym_sqrt(x.shape[0])), (({0: torch.export.Dim("n", min=2)},),)
+    try:
+        torch.onnx.export(model, (torch.ones(3, 2),), dynamo=True, dynamic_shapes=shapes, verbose=False)
+    except torch.onnx.errors.OnnxExporterError:
+        return True
+    return False

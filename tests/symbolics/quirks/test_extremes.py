@@ -39,6 +39,11 @@ def _in_place(name, *args, **kwargs):
     return call
 
 
+def _joined(results):
+    """The sum of what is of floats, where there are several."""
+    return results if isinstance(results, torch.Tensor) else sum(value for value in results if value.is_floating_point())
+
+
 def _put(x, u):
     return x.index_put((TWICE,), u, accumulate=True)
 
@@ -95,6 +100,16 @@ BOTH = {
     "nanmean of all": (torch.nanmean, tensor([[1.0, 2.0], [float("nan"), 4.0]])),
     "rms_norm": (lambda x, w: F.rms_norm(x, (3,), w), ROWS, tensor([1.0, 2.0, 0.5])),
     "bilinear": (F.bilinear, ROWS, OTHERS, torch.arange(18.0).reshape(2, 3, 3) / 9, tensor([1.0, -1.0])),
+    # a scalar along an axis
+    **{
+        f"{name} of a scalar, {axis}": (lambda x, name=name, axis=axis: _joined(getattr(torch, name)(x * 1.0, dim=axis)), tensor(-1.5))
+        for name in ("amax", "amin", "aminmax", "max", "min", "sum", "mean", "prod", "sort", "norm", "softmax", "logsumexp")
+        for axis in (0, -1)
+    },
+    "places in a scalar": (lambda x: x * (x.argmax(0) + x.argmin(-1) + x.argsort(0)), tensor(-1.5)),
+    "ends of a scalar, keepdim": (lambda x: _joined(torch.aminmax(x, dim=0, keepdim=True)), tensor(-1.5)),
+    "a scalar in order": (lambda x: x.msort() + _joined(x.sort(descending=True)) + _joined(x.topk(1)) + x.flip([0]), tensor(-1.5)),
+    "var of a scalar": (lambda x: x + torch.var(x, 0, correction=0) + torch.std(x, correction=0), tensor(-1.5)),
     "threshold": (lambda x: F.threshold(x, 0.5, -20.0), tensor([0.4, 0.5, 0.6, float("nan")])),
     # distances
     **{f"pairwise_distance, p={p}": (lambda a, b, p=p: F.pairwise_distance(a, b, p=p), ROWS, OTHERS) for p in (0.5, 1.0, 2.0, 3.0, INF)},

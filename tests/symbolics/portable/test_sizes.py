@@ -1,0 +1,105 @@
+"""Sizes that are open, in the forward and the backward of portable Functions and outside of them: the same at every size."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import pytest
+import torch
+
+import exporter
+from symbolics.errors import PythonopWarning
+
+#: What a size is made into; each takes the tensor.
+NUMBERS = {
+    "numel": lambda x: x.numel(),
+    "lsq": lambda x: 1.0 / (x.numel() * 7) ** 0.5,
+    "math.sqrt": lambda x: 1.0 / math.sqrt(x.numel()),
+    "power": lambda x: x.shape[0] ** 0.5,
+    "half": lambda x: x.size(0) // 2,
+    "max": lambda x: max(x.shape),
+    "min": lambda x: min(x.shape[0], 6),
+    "len": lambda x: len(x),
+    "sym_float": lambda x: torch.sym_float(x.shape[0]),
+    "sym_sqrt": lambda x: torch.sym_sqrt(x.shape[0]),
+    "rank": lambda x: x.dim() * x.element_size(),
+}
+
+
+def function_of(number, where):
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, step):
+            ctx.save_for_backward(x, step)
+            return x * step * (number(x) if where == "forward" else 2)
+
+        @staticmethod
+        def backward(ctx, g):
+            x, step = ctx.saved_tensors
+            scale = number(x) if where == "backward" else 3
+            return g * scale, (g * x).sum() * scale
+
+    return Scaled
+
+
+class Model(torch.nn.Module):
+    def __init__(self, number, where):
+        super().__init__()
+        self.linear, self.step = torch.nn.Linear(4, 4), torch.nn.Parameter(torch.tensor(0.1))
+        self.number, self.where, self.function = number, where, function_of(number, where)
+
+    def forward(self, x):
+        x = self.linear(x)
+        return x * self.step * self.number(x) if self.where == "plain" else self.function.apply(x, self.step)
+
+
+@pytest.fixture(params=[pytest.param(True, marks=pytest.mark.slow), False], ids=["dynamo", "torchscript"])
+def dynamo(request):
+    return request.param
+
+
+def check(model, dynamo):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PythonopWarning)
+        program = exporter.export(model, (torch.randn(5, 4),), portable=True, dynamo=dynamo, dynamic_shapes={"x": {0: "rows"}})
+    assert all(call.kind == "function" for call in program.portable)
+    loaded = exporter.load(program)
+    for rows in (5, 9, 3):
+        ours = torch.randn(rows, 4, requires_grad=True)
+        theirs = ours.detach().clone().requires_grad_()
+        y, z = loaded(ours), model(theirs)
+        torch.testing.assert_close(y, z, rtol=1e-4, atol=1e-5)
+        loaded.zero_grad()
+        model.zero_grad()
+        y.sum().backward()
+        z.sum().backward()
+        for a, b in zip((ours, *loaded.parameters()), (theirs, *model.parameters()), strict=True):
+            torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_in_a_portable_function(name, where, dynamo):
+    check(Model(NUMBERS[name], where), dynamo)
+
+
+@pytest.mark.parametrize("name", [name for name in NUMBERS if name not in ("math.sqrt", "max", "min")])
+def test_in_a_model(name, dynamo):
+    check(Model(NUMBERS[name], "plain"), dynamo)
+
+
+@pytest.mark.parametrize("number", [lambda x: math.sqrt(x.numel()), lambda x: math.ceil(x.shape[0] / 2)], ids=["sqrt", "ceil"])
+def test_a_number_of_a_size_in_a_trace_is_said(number):
+    with pytest.warns(PythonopWarning, match="makes a number of the size of the open axis 'rows': the file keeps the example's"):
+        exporter.export(Model(number, "plain"), (torch.randn(5, 4),), dynamo=False, dynamic_shapes={"x": {0: "rows"}})
+
+
+def test_math_sqrt_in_a_model():
+    check(Model(NUMBERS["math.sqrt"], "plain"), True)
+
+
+def test_the_way_out_of_a_number(dynamo):
+    model = Model(lambda x: float(x.shape[0]), "backward")
+    with pytest.warns(PythonopWarning, match=r"stays a PythonOp.*depends on a size .*: compute with the size itself"):
+        exporter.export(model, (torch.randn(5, 4),), portable=True, dynamo=dynamo, dynamic_shapes={"x": {0: "rows"}})
