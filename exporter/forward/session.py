@@ -167,7 +167,7 @@ def judged(
     recorder.portable = portable.matches if isinstance(portable, Patterns) else lambda _: portable
     recorder.opaque, recorder.unsaid, recorder.lacking = {}, {}, set()
     history = History(model)
-    with opaque_calls(model, recorder.chosen.calls), function_calls(model, current.functions):
+    with opaque_calls(model, recorder.chosen.calls), function_calls(model, current.functions), recorder.kept:
         while True:
             try:
                 return _judged(current, model, args, kwargs, export, training, fakes, history)
