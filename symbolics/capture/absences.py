@@ -1,14 +1,17 @@
-"""What a function sets only where it is absent, as a memo does: `if key not in cache: cache[key] = table(key)`."""
+"""What a function sets only where it is absent, as a memo does (`if key not in cache: cache[key] = table(key)`), or puts back in the end."""
 
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 __all__ = ["Absences"]
 
 #: What a tensor is asked for that is none of its numbers.
-_KINDS = frozenset("device dim dtype element_size is_cuda itemsize layout names ndim ndimension numel requires_grad shape size stride type".split())
+_KINDS = frozenset(
+    "device dim dtype element_size is_cuda itemsize layout names ndim ndimension numel requires_grad shape size stride type".split()
+)
 _NO_VALUES = frozenset("id isinstance len type".split())
 
 
@@ -34,6 +37,8 @@ class Absences:
                     if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store):
                         self._origins[name.id] = self._origins.get(name.id, set()) | found
 
+        self.put_back = frozenset(_put_back(node))
+
     def origins(self, expression: ast.AST) -> set[str]:
         """The parameters whose values, not shapes or types alone, an expression is computed from."""
         if isinstance(expression, ast.Name):
@@ -48,11 +53,19 @@ class Absences:
         """Whether what is kept is made of what it is kept by, so that the next call would make the same."""
         return {name for each in values for name in self.origins(each)} <= {name for each in keys for name in self.origins(each)}
 
-    def is_memo(self, target: ast.expr, value: ast.expr | None, absent: Set[str]) -> bool:
-        """Whether an assignment sets what is absent, to what it would have in the next call, too."""
+    def kind_of(self, target: ast.expr, value: ast.expr | None, absent: Set[str]) -> str:
+        """What an assignment does.
+
+        Returns:
+            "memo": it sets what is absent, to what it would be in the next call, too, or what is put back in the end; "once": it sets what is absent,
+            to what the first call says; "": it changes what is there.
+        """
+        if ast.unparse(target) in self.put_back:
+            return "memo"
         keys = [target.slice] if isinstance(target, ast.Subscript) else []
-        name = target.value if isinstance(target, ast.Subscript) else target
-        return value is not None and ast.unparse(name) in absent and self.is_computed_of([value], keys)
+        if value is None or ast.unparse(target.value if isinstance(target, ast.Subscript) else target) not in absent:
+            return ""
+        return "memo" if self.is_computed_of([value], keys) else "once"
 
     def of(self, test: ast.expr) -> tuple[frozenset[str], frozenset[str]]:
         """What a test says is absent where it holds, and where it does not."""
@@ -95,6 +108,17 @@ class Absences:
             function, args = expression.func, expression.args
             if isinstance(function, ast.Attribute) and function.attr == "get":
                 return ast.unparse(function.value)
-            if isinstance(function, ast.Name) and function.id in ("hasattr", "getattr") and isinstance(args[1], ast.Constant):
-                return f"{ast.unparse(args[0])}.{args[1].value}"
+            if isinstance(function, ast.Name) and function.id in ("hasattr", "getattr") and len(args) > 1:
+                return f"{ast.unparse(args[0])}.{ast.unparse(args[1]).strip(chr(39))}"
         return ast.unparse(expression)
+
+
+def _put_back(node: ast.AST) -> Iterator[str]:
+    """What a ``finally`` sets to what it was before, or counts down again."""
+    changed = Counter(ast.unparse(each.target) for each in ast.walk(node) if isinstance(each, ast.AugAssign))
+    for part in ast.walk(node):
+        for each in part.finalbody if isinstance(part, ast.Try) else ():
+            if isinstance(each, ast.Assign) and isinstance(each.value, (ast.Name, ast.Constant)):
+                yield from map(ast.unparse, each.targets)
+            elif isinstance(each, ast.AugAssign) and changed[ast.unparse(each.target)] > 1:
+                yield ast.unparse(each.target)

@@ -3,14 +3,13 @@
 A file holds none of it. What a forward does is seen when it runs, `symbolics.capture.side_effects`; a backward does not run in an export, and a dict of
 the module is no argument. Here the source is read: assignments, items that are set, methods that change a list or a tensor, and those of the
 functions that are called and are not another package's. Nothing of the user's is run. What is only kept for the next time, computed from its key
-alone, is no state (`Change.memo`).
+alone, is no state (`Change.kind`).
 """
 
 from __future__ import annotations
 
 import ast
 import dis
-import inspect
 import sys
 import types
 from collections import Counter, deque
@@ -33,11 +32,15 @@ _HALVES = ("forward", "backward")
 #: What has items or numbers that are changed in place.
 _CONTAINERS = (dict, list, set, deque, bytearray, np.ndarray, torch.Tensor)
 #: Methods that change one of these, beside those that `is_changing` knows.
-_CHANGING = frozenset("add appendleft difference_update discard extendleft fill intersection_update popitem popleft put setdefault update".split())
+_CHANGING = frozenset(
+    "add appendleft difference_update discard extendleft fill intersection_update popitem popleft put setdefault update".split()
+)
 #: How many functions that call one another are followed.
 _DEEP = 5
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _UNKNOWN: Any = object()
+#: What is said of a change first.
+_KINDS = ("", "once", "memo")
 
 _STATE = {
     "forward": "its forward changes {}, which it may read in the next call; the file holds none of it, and another process starts without it: "
@@ -70,19 +73,20 @@ class Change:
         name: What it is called in a message.
         owner: Where it stands: a class, the names of a module or of an object, or the container itself.
         key: Its name in there; None for all that the container has.
-        memo: Whether it is set where it is absent, to what its key says.
+        kind: "" for what is there and changes. "once": it is set where it is absent, to what the first call says. "memo": to what any call would say, which
+            is no state; or it is put back in the end.
     """
 
     half: str
     name: str
     owner: Any
     key: str | None
-    memo: bool = False
+    kind: str = ""
 
 
 def changes_of(function: Any) -> list[Change]:
     """What a Function, or an `Operator`, changes outside of its arguments, one for each name, and for each half."""
-    found = []
+    found = list[Change]()
     for half in _HALVES:
         if is_class(function):
             methods = methods_of(function, half)
@@ -176,25 +180,25 @@ class _Reader:
         """What a global variable holds."""
         if is_class(value):
             module, qualname = own_name(value)
-            return _Found(value, str(qualname) if value in self.classes else f"{module}:{qualname}")
+            return _Found(value, str(qualname) if any(value is cls for cls in self.classes) else f"{module}:{qualname}")
         return _Found(value, f"{names.get('__name__')}:{name}", value)
 
-    def set_attribute(self, base: _Found, attribute: str, memo: bool = False) -> None:
+    def set_attribute(self, base: _Found, attribute: str, kind: str = "") -> None:
         """Note that an attribute is set."""
         value = base.value
         if base.is_container():
-            self.note(base.name, base.owner, None, memo)
+            self.note(base.name, base.owner, None, kind)
         elif is_class(value) and _is_users(str(own_name(value)[0])):
-            self.note(f"{base.name}.{attribute}", value, attribute, memo)
+            self.note(f"{base.name}.{attribute}", value, attribute, kind)
         elif isinstance(value, types.ModuleType) and _is_users(value.__name__):
-            self.note(f"{value.__name__}:{attribute}", vars(value), attribute, memo)
+            self.note(f"{value.__name__}:{attribute}", vars(value), attribute, kind)
         elif (names := names_of(value)) is not None:
-            self.note(f"{base.name}.{attribute}", names, attribute, memo)
+            self.note(f"{base.name}.{attribute}", names, attribute, kind)
 
-    def note(self, name: str, owner: Any, key: str | None, memo: bool = False) -> None:
+    def note(self, name: str, owner: Any, key: str | None, kind: str = "") -> None:
         """Note a change."""
-        if name not in self.found or (self.found[name].memo and not memo):
-            self.found[name] = Change(self.half, name, owner, key, memo)
+        if name not in self.found or (_KINDS.index(self.found[name].kind) > _KINDS.index(kind)):
+            self.found[name] = Change(self.half, name, owner, key, kind)
 
 
 class _Body:
@@ -273,15 +277,15 @@ class _Body:
         elif isinstance(target, ast.Starred):
             self._target(target.value, None, absent)
         elif isinstance(target, ast.Name):
-            memo = self.absences.is_memo(target, value, absent)
+            kind = self.absences.kind_of(target, value, absent)
             if target.id in self.globals:
-                note(f"{self.function.__globals__.get('__name__')}:{target.id}", self.function.__globals__, target.id, memo)
+                note(f"{self.function.__globals__.get('__name__')}:{target.id}", self.function.__globals__, target.id, kind)
             elif target.id in self.outer:
-                note(target.id, {}, target.id, memo)
+                note(target.id, {}, target.id, kind)
         elif isinstance(target, ast.Attribute) and (base := self._resolve(target.value)) is not None:
-            self.reader.set_attribute(base, target.attr, self.absences.is_memo(target, value, absent))
+            self.reader.set_attribute(base, target.attr, self.absences.kind_of(target, value, absent))
         elif isinstance(target, ast.Subscript) and (base := self._resolve(target.value)) is not None and base.is_container():
-            note(base.name, base.owner, None, self.absences.is_memo(target, value, absent))
+            note(base.name, base.owner, None, self.absences.kind_of(target, value, absent))
 
     def _in_place(self, expression: ast.expr) -> None:
         """A container that an expression leads to is changed."""
@@ -303,8 +307,10 @@ class _Body:
                 self._function(call, call.func, absent)
 
     def _function(self, call: ast.Call, name: ast.Name, absent: frozenset[str]) -> None:
-        if name.id in ("setattr", "delattr") and name.id not in self.locals and isinstance(call.args[1], ast.Constant):
-            self._target(ast.Attribute(call.args[0], str(call.args[1].value), ast.Store()), (call.args[2:] or [None])[0], absent)
+        if name.id in ("setattr", "delattr") and name.id not in self.locals:
+            if len(call.args) < 2 or not isinstance(call.args[1], ast.Constant):
+                return
+            self._target(ast.Attribute(call.args[0], str(call.args[1].value), ast.Store()), call.args[2] if len(call.args) > 2 else None, absent)
         elif (found := self._resolve(name)) is not None:
             self._follow(found.value, call)
 
@@ -314,8 +320,9 @@ class _Body:
             return
         if base.is_container():
             if is_changing(name) or name in _CHANGING:
-                memo = name == "setdefault" and self.absences.is_computed_of(call.args[1:], call.args[:1])
-                self.reader.note(base.name, base.owner, None, memo)
+                known = name == "setdefault" and self.absences.is_computed_of(call.args[1:], call.args[:1])
+                kind = "memo" if known else "once" if name == "setdefault" else ""
+                self.reader.note(base.name, base.owner, None, kind)
         elif isinstance(base.value, types.ModuleType):
             self._follow(vars(base.value).get(name), call)
         elif is_class(base.value):
@@ -434,8 +441,12 @@ def _plain(method: Any) -> types.FunctionType | None:
     for _ in range(_DEEP):
         if isinstance(method, (staticmethod, classmethod, types.MethodType)):
             method = method.__func__
-        elif isinstance(method, types.FunctionType) and isinstance(inspect.unwrap(method), types.FunctionType):
-            return inspect.unwrap(method)
+        elif not isinstance(method, types.FunctionType):
+            return None
+        elif not isinstance(inner := vars(method).get("__wrapped__"), types.FunctionType):
+            return method
+        else:
+            method = inner
     return None
 
 

@@ -384,9 +384,9 @@ class Recorder(Listener):
             self.eager.missing,
             self.capture.dynamic,
         )
-        self.kept.meet(cls)
-        outputs = observed() if opaque is None else opaque.observed(observed, names, seen.outputs if seen is not None else None)
-        outputs = replace(outputs, side_effects=[*outputs.side_effects, *self.kept.effects(cls, outputs.state)])
+        with self.kept.watching(cls) as state:
+            outputs = observed() if opaque is None else opaque.observed(observed, names, seen.outputs if seen is not None else None)
+        outputs = replace(outputs, side_effects=[*outputs.side_effects, *self.kept.effects(cls, [*outputs.state, *state])])
         changed = [*(i for i, _ in outputs.dirty), *outputs.mutated]
         self.capture.aliases.check_apart(changed, slots.values, lambda i: names[int(slots.path(i))])
         outputs.input_sizes += [] if private.is_tracing() else slots.dims(())[given:]
@@ -437,17 +437,13 @@ class Recorder(Listener):
         if outputs.mutated:
             declared = "ctx.mark_dirty" if operator is None else "mutates_args, or (a!) in its schema"
             shown = ", ".join(f"argument {names[int(slots.path(i))]}" for i in outputs.mutated)
-            self._warn(
-                cls,
-                module,
-                f"its forward changes {shown} in place without {declared}; the node leaves it as it was: declare the change",
-            )
+            text = f"its forward changes {shown} in place without {declared}; the node leaves it as it was: declare the change"
+            self._warn(cls, module, text)
             why = f"{qualified_name(cls)} changes it in place without {declared}"
             way = "call ctx.mark_dirty in that forward, and return it" if operator is None else "declare the change where it is registered"
             self.capture.aliases.stale += [(slots.values[i], why, way) for i in outputs.mutated]
-        for effect in outputs.side_effects:
-            if self.kept.is_new(cls, effect):
-                self._warn(cls, module, effect)
+        for effect in filter(functools.partial(self.kept.is_new, cls), outputs.side_effects):
+            self._warn(cls, module, effect)
         sizes = slots.dims(self.capture.dynamic)
         chosen = self.chooses(operator.overload) if operator is not None else NAMED if opaque is not None else ""
         self.records[key] = Record(call, attributes, outputs, module, source, cls, sizes, traced, hidden, chosen=chosen)
@@ -480,7 +476,7 @@ class Recorder(Listener):
 
     def run_inline(self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the forward of a Function as the model's own code."""
-        for effect in self.kept.effects_inlined(cls):
+        for effect in filter(functools.partial(self.kept.is_new, cls), self.kept.effects_inlined(cls)):
             self._warn(cls, self.capture.sites.here()[0], effect)
         if private.is_tracing() and hasattr(cls, "symbolic"):
             return original_apply(cls, args, kwargs)  # its symbolic serves, as without the hook

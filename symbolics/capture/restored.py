@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import contextlib
+from collections.abc import Collection, Iterator
 from typing import Any, Self
 
+import numpy as np
 import torch
 
 from symbolics import torch_private as private
@@ -16,6 +18,8 @@ __all__ = ["KeptState"]
 _MISSING: Any = object()
 #: How far containers in containers are looked into.
 _DEEP = 3
+#: How many items of an array are compared.
+_SOME = 4096
 
 
 class KeptState:
@@ -26,6 +30,7 @@ class KeptState:
         self._attributes: list[tuple[Any, str, Any]] = []
         self._containers: dict[int, tuple[Any, Any]] = {}
         self._said: set[tuple[Any, str]] = set()
+        self._texts: set[str] = set()
 
     def __enter__(self) -> Self:
         self.__init__()  # type: ignore[misc]
@@ -53,26 +58,43 @@ class KeptState:
                 self._keep(change.owner, change.key, names.get(change.key, _MISSING))
         return changes
 
+    @contextlib.contextmanager
+    def watching(self, function: Any) -> Iterator[list[str]]:
+        """The names of what a forward changes while it runs, and of what it has set once, in an earlier run; it is filled in the end."""
+        changes = [change for change in self.meet(function) if change.half == "forward" and change.kind != "memo"]
+        before, found = [_picture(change) for change in changes], list[str]()
+        yield found
+        for change, was in zip(changes, before, strict=True):
+            # A run on tensors without numbers leaves no trace in one that has some.
+            is_there = change.kind == "once" and len(was) > 0 and was[-1] is not None and was[-1] is not _MISSING
+            if is_there or isinstance(change.owner, torch.Tensor) or not _same(was, _picture(change)):
+                found.append(change.name)
+
     def effects(self, function: Any, seen: Collection[str] = ()) -> list[str]:
         """What a file does not do that a call in eager does, as text: the state that it changes.
 
         Args:
             function: The Function.
-            seen: What its forward was seen to change.
+            seen: What its forward changes.
         """
-        changes = [change for change in self.meet(function) if not change.memo]
-        forward = [*seen, *(change.name for change in changes if change.half == "forward")]
-        return said_of("forward", forward) + said_of("backward", [change.name for change in changes if change.half == "backward"])
+        backward = [change.name for change in self.meet(function) if change.half == "backward" and change.kind != "memo"]
+        return self._noted(said_of("forward", seen) + said_of("backward", backward))
 
     def effects_inlined(self, function: Any) -> list[str]:
         """The same, of a Function that is inlined: its backward does not run."""
-        return said_of("inlined", [change.name for change in self.meet(function) if change.half == "forward" and not change.memo])
+        changes = [change for change in self.meet(function) if change.half == "forward" and change.kind != "memo"]
+        return self._noted(said_of("inlined", [change.name for change in changes]))
+
+    def _noted(self, texts: list[str]) -> list[str]:
+        self._texts.update(texts)
+        return texts
 
     def is_new(self, function: Any, text: str) -> bool:
-        """Whether something of a Function has not been said yet."""
-        known = (function, text) in self._said
-        self._said.add((function, text))
-        return not known
+        """Whether something of a Function has not been said yet; what is no state may be said of each call."""
+        is_new = (function, text) not in self._said
+        if text in self._texts:
+            self._said.add((function, text))
+        return is_new
 
     def restore(self) -> None:
         """Put back what was there in the places that now have tensors without numbers."""
@@ -107,6 +129,20 @@ class KeptState:
         for each in list(value.values() if isinstance(value, dict) else value):
             if isinstance(each, (dict, list, set)):
                 self._keep_container(each, deep + 1)
+
+
+def _picture(change: Change) -> tuple[Any, ...]:
+    """What is in a place now, as far as it later shows whether that was changed."""
+    owner = change.owner
+    if change.key is None:
+        if isinstance(owner, (bytearray, np.ndarray)):
+            return ("bytes", bytes(owner[:_SOME]) if isinstance(owner, bytearray) else owner.reshape(-1)[:_SOME].tobytes())
+        return tuple(each for pair in owner.items() for each in pair) if isinstance(owner, dict) else tuple(owner)
+    return "value", (names_in(owner) if is_class(owner) else owner).get(change.key, _MISSING)
+
+
+def _same(one: tuple[Any, ...], two: tuple[Any, ...]) -> bool:
+    return len(one) == len(two) and all(a is b or (type(a) in (str, bytes) and a == b) for a, b in zip(one, two, strict=True))
 
 
 def _is_traced(value: Any) -> bool:
