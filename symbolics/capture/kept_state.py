@@ -8,6 +8,7 @@ alone, is no state (`Change.kind`).
 
 from __future__ import annotations
 
+import argparse
 import ast
 import dis
 import sys
@@ -214,7 +215,7 @@ class _Body:
         stored = {each.id for each in every if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load)}
         stored |= {each.arg for each in every if isinstance(each, ast.arg)}
         self.locals = stored - self.globals - self.outer
-        self.aliases = _aliases(node)
+        self.aliases = {name: value for name, value in _aliases(node).items() if name in self.locals}
         self.absences = Absences(node, self.aliases, tainted)
 
     def read(self) -> None:
@@ -310,7 +311,9 @@ class _Body:
         if name.id in ("setattr", "delattr") and name.id not in self.locals:
             if len(call.args) < 2 or not isinstance(call.args[1], ast.Constant):
                 return
-            self._target(ast.Attribute(call.args[0], str(call.args[1].value), ast.Store()), call.args[2] if len(call.args) > 2 else None, absent)
+            self._target(
+                ast.Attribute(call.args[0], str(call.args[1].value), ast.Store()), call.args[2] if len(call.args) > 2 else None, absent
+            )
         elif (found := self._resolve(name)) is not None:
             self._follow(found.value, call)
 
@@ -467,7 +470,9 @@ def names_of(value: Any) -> dict[str, Any] | None:
     if isinstance(value, (*_CONTAINERS, types.ModuleType, torch.nn.Module)) or value is _UNKNOWN or is_class(value):
         return None
     cls = type(value)
-    return attributes_of(value) if cls is types.SimpleNamespace or _is_users(str(own_name(cls)[0])) else None
+    if cls in (types.SimpleNamespace, argparse.Namespace):
+        return vars(value)
+    return attributes_of(value) if _is_users(str(own_name(cls)[0])) else None
 
 
 def _is_users(module: str) -> bool:
