@@ -26,7 +26,7 @@ def test_what_only_looks_so(method, half):
 
 def test_names():
     assert _named(keeping.InBackward) == [("backward", "InBackward.scale")]
-    assert _named(keeping.Remembered) == []
+    assert _named(keeping.Remembered) == _named(keeping.RememberedNumber) == []
     assert _named(keeping.made(forward=keeping._default)) == [("forward", "the default of _store")]
 
 
