@@ -94,7 +94,7 @@ class Proof:
         # Of random draws there is no run in float64: another draw is far, a rounding is not.
         bad = [row for row in rows if not row.ok and not (drawing and not row.problem and row.error <= ROUGH)]
         if bad and drawing:
-            return "the model draws random numbers, so that nothing can be compared: export it in eval(), or without dropout"
+            return "the model draws random numbers, or keeps state between calls, so that nothing can be compared: export it in eval(), or without dropout"
         if not bad:
             return ""
         worst = max(bad, key=lambda row: row.badness)

@@ -167,7 +167,7 @@ def judged(
     recorder.portable = portable.matches if isinstance(portable, Patterns) else lambda _: portable
     recorder.opaque, recorder.unsaid, recorder.lacking = {}, {}, set()
     history = History(model)
-    with opaque_calls(model, recorder.chosen.calls), function_calls(model, current.functions):
+    with opaque_calls(model, recorder.chosen.calls), function_calls(model, current.functions), recorder.kept:
         while True:
             try:
                 return _judged(current, model, args, kwargs, export, training, fakes, history)
@@ -216,6 +216,7 @@ def _judged(
     eager.check_taken(recorder.capture.taken.calls)
     eager.warn_of_parameters(current.program.model)
     if current.portable or recorder.unsaid:
+        recorder.kept.restore()  # a memo of the capture fits no other trace
         current.program.portable = make_portable(current.program.model, recorder.capture.placed, current.portable, recorder.unsaid)
     expand_gradients(current.program.model)
     describe_functions(current.program.model, recorder.capture.classes)

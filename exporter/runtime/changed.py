@@ -67,11 +67,11 @@ def say_changed(changed: Mapping[str, list[str]], *, strict: bool) -> None:
     codes, values = named(changed)
     one = len(codes) == 1 and " and the " not in codes[0]
     _say(codes, f"{'has' if one else 'have'} changed since the file was exported", _WAY_OUT, strict)
-    _say(values, "when the file was exported, and Functions of it read that", _WAY_OUT_OF_VALUES, strict)
+    _say(values, "when the file was exported, and Functions in the file read it", _WAY_OUT_OF_VALUES, strict)
 
 
 _WAY_OUT = "export the model again, bring the old code back, or see what differs with exporter.verify(model, args, file=...)"
-_WAY_OUT_OF_VALUES = "set it before the file is opened (verify calls setup=, the command line --setup), or pass it to apply() as an argument and export again"
+_WAY_OUT_OF_VALUES = "set it before the file is opened (verify: setup= or --setup; other commands: --register), or pass it to apply() as an argument and export again"
 
 
 def _say(items: list[str], what: str, way_out: str, strict: bool) -> None:

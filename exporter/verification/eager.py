@@ -16,6 +16,7 @@ from exporter.forward.inputs import named_tensors
 from exporter.train_mode.dropout import draw_seed
 from exporter.train_mode.reads import Reads
 from exporter.verification.compare import difference
+from exporter.verification.kept import state_in
 from exporter.verification.masks import Masks, OtherDraws
 from exporter.verification.memory import HighWater
 from exporter.verification.steps import as_in_file, backward, changed, copy_of, measured, state_of, tensors_of
@@ -173,7 +174,7 @@ def with_the_files_masks(case: Case, eager: EagerStep, file: ir.Model) -> tuple[
     """Eager again, with the masks that the fresh process will draw.
 
     Raises:
-        PythonopError: The model draws something else.
+        PythonopError: The model draws something else, or keeps state between calls.
     """
     try:
         masks = Masks(file, int(draw_seed(torch.Generator().manual_seed(SEED))))
@@ -183,10 +184,13 @@ def with_the_files_masks(case: Case, eager: EagerStep, file: ir.Model) -> tuple[
         reason = "not by Dropout alone"
     except (OtherDraws, UnsupportedOperatorError) as error:
         reason = str(error)
+    kept = list(dict.fromkeys(change.name for changes in state_in(file).values() for change in changes))
     raise PythonopError(
-        f"two runs of the model with one input differ: it draws random numbers{_drawing(case.model)}, and eager and onnxruntime draw different ones, so that "
-        f"nothing can be compared ({reason}). Verify the same model with dropout 0 (`for m in model.modules(): if hasattr(m, 'p'): m.p = 0.0`, or the "
-        "dropout arguments of its config), which leaves all else in training mode, or in eval()"
+        f"two runs of the model with one input differ: it draws random numbers{_drawing(case.model)}, or keeps state between calls{_listed(kept)}. Eager and "
+        f"onnxruntime draw different numbers, and keep states of their own, so that nothing can be compared ({reason})\n"
+        "  random numbers: verify the same model with dropout 0 (`for m in model.modules(): if hasattr(m, 'p'): m.p = 0.0`, or the dropout arguments of its "
+        "config), which leaves all else in training mode, or in eval()\n"
+        "  state: pass it to the model as a tensor and return the new one"
     )
 
 
@@ -202,6 +206,10 @@ def _drawing(model: torch.nn.Module) -> str:
         for name, module in model.named_modules()
         if isinstance(module, _DRAWING) and module.training and getattr(module, "p", True)
     ]
+    return _listed(found)
+
+
+def _listed(found: Sequence[str]) -> str:
     return f" ({', '.join(found[:5])}{f' and {len(found) - 5} more' if len(found) > 5 else ''})" if found else ""
 
 

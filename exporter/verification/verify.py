@@ -32,6 +32,7 @@ from exporter.verification.compare import largest
 from exporter.verification.eager import EagerStep, draws, in_backward, in_float64, measured_step, with_the_files_masks
 from exporter.verification.elsewhere import Elsewhere, other_runs, rows_of
 from exporter.verification.existing import names_allowed, note_on_values, note_on_weights, open_existing, weight_rows
+from exporter.verification.kept import note_on_state
 from exporter.verification.notes import choices_of, note_on_backward, note_on_changes, note_on_constants, note_on_no_departure, notes_on
 from exporter.verification.process import FileRun, FileStep, run_in_a_fresh_process
 from exporter.verification.report import STEPS, Report
@@ -107,7 +108,8 @@ def verify(
         RunError: That process failed otherwise; the message has the end of its output. Or no output of the file has a gradient,
             and eager's gradients are not all zero.
         ArgumentError: There is no such provider.
-        PythonopError: The model draws random numbers other than Dropout's, so that two runs cannot be compared.
+        PythonopError: The model draws random numbers other than Dropout's, or keeps state between calls, so that two runs
+            cannot be compared.
 
     Examples:
         >>> report = exporter.verify(model, (x,))
@@ -199,6 +201,7 @@ def _compared(
         notes += note_on_values(program.model, allowed)
     if all(row.ok for row in weights):
         notes += [
+            *note_on_state(rows, program.model),
             *note_on_backward(rows, eager.by_backward, is_there=not eager.no_backward),
             *note_on_constants(rows),
             *notes_on(rows, choices_of(program.model)),

@@ -137,7 +137,7 @@ class _Fit:
         known = self.seen.outputs
         dirty = {i for i, _ in known.dirty}
         mutated = sorted({*known.mutated, *found.mutated} - dirty)
-        return replace(known, mutated=mutated, side_effects=found.side_effects, told=found.told)
+        return replace(known, mutated=mutated, side_effects=found.side_effects, told=found.told, state=found.state)
 
     def _second(self) -> Outputs | None:
         """What it returns for other values, None where it takes none."""

@@ -48,6 +48,7 @@ class Outputs:
         aliases: (input slot, output) of each output that is an input or a view of it, without being that dirty input.
         shared: Pairs of outputs that share memory.
         side_effects: What else a run of the file does that eager does otherwise, as text for a warning: random draws, state.
+        state: The names of what it changed that can remember.
         told: What it wrote into containers among its arguments.
         input_sizes: The sizes of the inputs when shapes were expressed: one list per slot, [value] for a size slot.
     """
@@ -60,6 +61,7 @@ class Outputs:
     shared: list[tuple[int, int]] = field(default_factory=list)
     side_effects: list[str] = field(default_factory=list)
     told: list[Told] = field(default_factory=list)
+    state: list[str] = field(default_factory=list)
     input_sizes: list[list[Any]] = field(default_factory=list)
 
 

@@ -41,6 +41,7 @@ from symbolics.capture.opaque_op import Record, forget, remember
 from symbolics.capture.operator_calls import UNDER_TRANSFORMS, origin_of, run_inlined
 from symbolics.capture.other_hooks import check_module_hooks, check_parameter_hooks
 from symbolics.capture.probe import observe
+from symbolics.capture.restored import KeptState
 from symbolics.capture.told import tell
 from symbolics.capture.trace import Trace
 from symbolics.errors import ExportError
@@ -81,6 +82,7 @@ class Recorder(Listener):
         read, eager: What eager mode read of the model before it wrote it, by name (None where nobody saw); the calls that it made.
         translated: Which operators the exporter has a translation of: those of torch.library stay what they are.
         lacking: The names of torch's own operators that ``opaque="missing"`` means, with or without their overload: the exporter failed at them.
+        kept: What the Functions keep between calls.
         capture: The export that is running, or the last one.
     """
 
@@ -100,6 +102,7 @@ class Recorder(Listener):
         self.eager = EagerCalls()
         self.translated: Callable[[Any], bool] = lambda _: False
         self.lacking: set[str] = set()
+        self.kept = KeptState()
         self.capture = Capture()
 
     def __exit__(self, *_: object) -> None:
@@ -381,7 +384,9 @@ class Recorder(Listener):
             self.eager.missing,
             self.capture.dynamic,
         )
-        outputs = observed() if opaque is None else opaque.observed(observed, names, seen.outputs if seen is not None else None)
+        with self.kept.watching(cls) as state:
+            outputs = observed() if opaque is None else opaque.observed(observed, names, seen.outputs if seen is not None else None)
+        outputs = replace(outputs, side_effects=[*outputs.side_effects, *self.kept.effects(cls, [*outputs.state, *state])])
         changed = [*(i for i, _ in outputs.dirty), *outputs.mutated]
         self.capture.aliases.check_apart(changed, slots.values, lambda i: names[int(slots.path(i))])
         outputs.input_sizes += [] if private.is_tracing() else slots.dims(())[given:]
@@ -432,15 +437,12 @@ class Recorder(Listener):
         if outputs.mutated:
             declared = "ctx.mark_dirty" if operator is None else "mutates_args, or (a!) in its schema"
             shown = ", ".join(f"argument {names[int(slots.path(i))]}" for i in outputs.mutated)
-            self._warn(
-                cls,
-                module,
-                f"its forward changes {shown} in place without {declared}; the node leaves it as it was: declare the change",
-            )
+            text = f"its forward changes {shown} in place without {declared}; the node leaves it as it was: declare the change"
+            self._warn(cls, module, text)
             why = f"{qualified_name(cls)} changes it in place without {declared}"
             way = "call ctx.mark_dirty in that forward, and return it" if operator is None else "declare the change where it is registered"
             self.capture.aliases.stale += [(slots.values[i], why, way) for i in outputs.mutated]
-        for effect in outputs.side_effects:
+        for effect in filter(functools.partial(self.kept.is_new, cls), outputs.side_effects):
             self._warn(cls, module, effect)
         sizes = slots.dims(self.capture.dynamic)
         chosen = self.chooses(operator.overload) if operator is not None else NAMED if opaque is not None else ""
@@ -474,6 +476,8 @@ class Recorder(Listener):
 
     def run_inline(self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the forward of a Function as the model's own code."""
+        for effect in filter(functools.partial(self.kept.is_new, cls), self.kept.effects_inlined(cls)):
+            self._warn(cls, self.capture.sites.here()[0], effect)
         if private.is_tracing() and hasattr(cls, "symbolic"):
             return original_apply(cls, args, kwargs)  # its symbolic serves, as without the hook
         return inlined(self.capture, cls, args, kwargs)

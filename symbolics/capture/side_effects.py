@@ -1,6 +1,6 @@
 """What a forward does beside returning tensors: changing its inputs, drawing random numbers, keeping state.
 
-A file holds none of it. The recorder warns, and names the remedy.
+A file holds none of it. The recorder warns, and names the remedy. What cannot be seen of a run, `kept_state` reads in the source.
 """
 
 from __future__ import annotations
@@ -22,10 +22,6 @@ _DRAWS = (
     "its forward draws random numbers; each run of the file draws new ones from the generators of its own process: "
     "seed those ({}), or pass the numbers as a tensor"
 )
-_STATE = (
-    "its forward changes {}, which it may read in the next call; the file holds none of it, and another process starts without it: "
-    "pass the state as a tensor and return the new one"
-)
 
 
 @dataclass
@@ -35,10 +31,12 @@ class SideEffects:
     Attributes:
         changed: Positions of the tensors that are not as they were before.
         warnings: What else it did, as text.
+        state: The names of what it changed that can remember: attributes of the class, and mutable arguments.
     """
 
     changed: list[int] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    state: list[str] = field(default_factory=list)
 
 
 @contextlib.contextmanager
@@ -70,9 +68,7 @@ def watched(cls: type, arguments: Any, tensors: Sequence[Any]) -> Iterator[SideE
     if own_draws and random.getstate() != python_before:
         seen.warnings.append(_DRAWS.format("random.seed"))
     after = _state(cls, arguments)
-    moved = [name for name in {**state, **after} if not _same(state.get(name), after.get(name))]
-    if moved:
-        seen.warnings.append(_STATE.format(", ".join(moved)))
+    seen.state = [name for name in {**state, **after} if not _same(state.get(name), after.get(name))]
 
 
 def _modules_of(cls: Any) -> list[Any]:

@@ -34,6 +34,7 @@ class Trial:
         changed: Input slots that are not as they were.
         side_effects: What else it did, as text for warnings.
         told: The containers among its arguments that it changed.
+        state: The names of what it changed that can remember.
     """
 
     result: Any
@@ -41,6 +42,7 @@ class Trial:
     changed: list[int]
     side_effects: list[str]
     told: list[Told] = field(default_factory=list)
+    state: list[str] = field(default_factory=list)
 
     def tensors(self) -> list[torch.Tensor]:
         """Its tensor outputs in order."""
@@ -81,6 +83,7 @@ class Trial:
             mutated=[i for i in self.changed if i not in {i for i, _ in dirty}],
             side_effects=self.side_effects,
             told=self.told,
+            state=self.state,
         )
 
 
@@ -117,7 +120,7 @@ def trial(cls: Any, call: Call, values: Sequence[Any], stand_ins: Sequence[Any])
     watch = Watch(given, (args, kwargs))
     with watched(cls, (args, kwargs), stand_ins) as seen:
         result = apply(cls, args, kwargs)
-    run = Trial(result, list(stand_ins), seen.changed, seen.warnings)
+    run = Trial(result, list(stand_ins), seen.changed, seen.warnings, state=seen.state)
     run.told = watch.told(list(zip(stand_ins, values, strict=True)), run.tensors(), qualified_name(cls))
     return run
 

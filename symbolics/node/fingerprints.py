@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from symbolics.node.classes import is_class, look, names_in, own_name
 from symbolics.node.metadata import Fingerprint
 
-__all__ = ["Half", "changed_halves", "fingerprint", "halves_of"]
+__all__ = ["Half", "changed_halves", "fingerprint", "halves_of", "is_changing", "methods_of", "source_of"]
 
 #: How a fingerprint was taken; another rule gets another name, so that nobody compares with what an older one gave.
 _SOURCE = "source-1"
@@ -98,7 +98,7 @@ _known: weakref.WeakKeyDictionary[Any, dict[Any, Half]] = weakref.WeakKeyDiction
 
 def _taken(what: Any, half: str, how: str) -> str:
     """A half's fingerprint, "" where it cannot be taken so."""
-    methods = _methods(what, half) if is_class(what) else what.python_functions().get(half)
+    methods = methods_of(what, half) if is_class(what) else what.python_functions().get(half)
     if is_class(what) and look(what, half) is None:  # a module has no backward of its own
         return ""
     if methods is None or how not in (_SOURCE, _CODE):
@@ -119,7 +119,7 @@ def _digest(what: Any, methods: dict[str, Any], how: str) -> Half:
     return Half(digest, closure.places, closure.written, closure.makes_tensors)
 
 
-def _methods(cls: type, half: str) -> dict[str, Any]:
+def methods_of(cls: type, half: str) -> dict[str, Any]:
     """The methods of a half, as they stand in the class or in a base that is not torch's."""
     found = {}
     for name in _HALVES[half]:
@@ -217,7 +217,7 @@ class _SourceClosure(_Closure):
     """By the syntax tree."""
 
     def _function(self, name: str, function: types.FunctionType) -> bool:
-        source = _source_of(function)
+        source = source_of(function)
         nodes = source.nodes_of(function.__code__) if source is not None else []
         if source is None or not nodes:
             return False
@@ -269,7 +269,7 @@ class _CodeClosure(_Closure):
             called += [(f"{own_name(cls)[1]}.{each}", names_in(cls).get(each)) for cls in self.classes for each in code.co_names]
             self._note_values(function, loads, (), set(code.co_names))
             self.written |= {each.argval for each in dis.get_instructions(code) if each.opname in ("STORE_GLOBAL", "STORE_ATTR")}
-            if any(map(_is_changing, code.co_names)) or any(each.opname == "STORE_SUBSCR" for each in dis.get_instructions(code)):
+            if any(map(is_changing, code.co_names)) or any(each.opname == "STORE_SUBSCR" for each in dis.get_instructions(code)):
                 self.written |= loads | set(code.co_names)  # of which of them is not known
             for other, value in called:
                 inner = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
@@ -282,10 +282,11 @@ def _changed_by(node: ast.AST) -> str:
     """The name of what a syntax tree changes: it sets an item of it, or asks for a method that changes it; "" for others."""
     if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
         return _name_of(node.value)
-    return _name_of(node.value) if isinstance(node, ast.Attribute) and _is_changing(node.attr) else ""
+    return _name_of(node.value) if isinstance(node, ast.Attribute) and is_changing(node.attr) else ""
 
 
-def _is_changing(method: str) -> bool:
+def is_changing(method: str) -> bool:
+    """Whether a method of that name changes a list or a tensor in place."""
     return method in _CHANGING or (method.endswith("_") and not method.startswith("_"))
 
 
@@ -392,7 +393,7 @@ def _parsed(text: str) -> _Source | None:
         return None
 
 
-def _source_of(function: types.FunctionType) -> _Source | None:
+def source_of(function: types.FunctionType) -> _Source | None:
     """The text of the module that a function stands in, as it is now."""
     name = function.__code__.co_filename
     linecache.checkcache(name)

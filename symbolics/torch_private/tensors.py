@@ -17,6 +17,7 @@ __all__ = [
     "from_dlpack",
     "has_no_value",
     "is_fake",
+    "is_of_a_capture",
     "is_saved_by_its_maker",
     "own_memory",
     "release_weak_storage",
@@ -135,3 +136,10 @@ def is_fake(tensor: torch.Tensor) -> bool:
     from torch._subclasses.fake_tensor import FakeTensor
 
     return isinstance(tensor, FakeTensor)
+
+
+def is_of_a_capture(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is of a run on tensors without data, or stands for one: outside of it nothing can be done with it."""
+    from torch._subclasses.functional_tensor import FunctionalTensor
+
+    return is_fake(tensor) or isinstance(tensor, FunctionalTensor) or torch._is_functional_tensor(tensor)

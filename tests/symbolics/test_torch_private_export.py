@@ -303,6 +303,14 @@ def test_has_no_value():
     assert private.has_no_value(torch.ones(2)) is False
 
 
+def test_is_of_a_capture():
+    seen = []
+    torch.export.export(LooksAtItsInput(lambda x: seen.extend([x, x.detach()])), (torch.ones(2),), strict=False)
+    assert all(map(private.is_of_a_capture, seen)) and not private.is_of_a_capture(torch.ones(2))
+    wrapped = torch._to_functional_tensor(torch.ones(2))
+    assert private.is_of_a_capture(wrapped)
+
+
 def test_is_fake():
     seen = []
     torch.export.export(LooksAtItsInput(lambda x: seen.append(private.is_fake(x))), (torch.ones(2),), strict=False)

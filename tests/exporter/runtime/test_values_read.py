@@ -139,6 +139,9 @@ def test_who_opens_the_file_is_told(way, place, path, monkeypatch, recwarn):
     with pytest.warns(exporter.PythonopWarning, match=f"{text} when the file was exported") as said:
         WAYS[way](path, allow=[f"{HERE}:Spike"])
     assert len(said) == 1 and len(str(said[0].message)) < 500
+    assert "and Functions in the file read it: set it before" in str(said[0].message) and "other commands: --register" in str(
+        said[0].message
+    )
     with pytest.raises(exporter.RunError, match=text):
         WAYS[way](path, allow=[f"{HERE}:Spike"], strict=True)
 

@@ -7,6 +7,8 @@ import torch
 
 import exporter
 from symbolics.capture.undifferentiable import lacks_backward
+from tests.exporter.forward.test_kept_state import Calls
+from tests.symbolics.capture import keeping
 
 
 class Remembers(torch.autograd.Function):
@@ -90,3 +92,15 @@ def test_what_torch_says_of_a_function_without_a_backward():
     with pytest.raises(NotImplementedError) as error:
         Forward.apply(torch.ones(2, 4, requires_grad=True), torch.ones(4)).sum().backward()
     assert lacks_backward(error.value) and not lacks_backward(NotImplementedError("derivative for aten::x is not implemented"))
+
+
+@pytest.mark.filterwarnings("ignore:.* changes ")
+def test_a_function_that_keeps_state(monkeypatch):
+    monkeypatch.setattr(keeping.InBackward, "scale", 1.0)
+    monkeypatch.setattr(keeping.Average, "running", torch.zeros(()))
+    report = exporter.verify(Calls(keeping.InBackward), (torch.randn(2, 3),))
+    (note,) = [note for note in report.notes if note.title == "Kept between calls"]
+    assert not report.ok and "InBackward keeps state: its backward changes InBackward.scale." in note.text
+    message = r"it draws random numbers, or keeps state between calls \(Average.running\)\..*\n.*dropout 0.*\n  state: pass it"
+    with pytest.raises(exporter.PythonopError, match=message):
+        exporter.verify(Calls(keeping.Average), (torch.randn(2, 3),))
