@@ -396,7 +396,8 @@ def _found_in(names: Mapping[str, Any], name: str) -> Any:
         moved = (
             f". If it has moved, write 'class {shown(qualname)}({shown('.'.join(own))}): pass' into {shown(module)}, or call exporter.register(cls, "
             f"{shown(name)!r}) before the file is opened"
-            if is_class(found) and any(own_name(base)[0] == "torch.autograd.function" for base in found.__mro__)  # torch is not imported for it
+            if is_class(found)
+            and any(own_name(base)[0] == "torch.autograd.function" for base in found.__mro__)  # torch is not imported for it
             else ""
         )
         raise TrustError(
