@@ -1,4 +1,4 @@
-"""Branches on sizes that are open: ``if x.shape[0] > 5``, which both exporters decide by the example's size, without a word.
+"""Branches on sizes that are open, ``if x.shape[0] > 5``, and numbers that are made of them, which both exporters decide by the example's size, without a word.
 
 torch.export makes a condition of the whole graph of such a branch, and torch.onnx.export(dynamo=True) drops it; TorchScript takes the example's way.
 """
@@ -22,14 +22,19 @@ __all__ = ["branches_noticed", "notice_branch"]
 
 @contextlib.contextmanager
 def branches_noticed() -> Iterator[None]:
-    """While torch.export traces a model, say which of its branches a size decides."""
+    """While torch.export traces a model, say which of its branches a size decides, and where a number is made of one."""
 
-    def asked(frame: types.FrameType | None, condition: str) -> None:
-        if frame is not None and frame.f_globals.get("__name__") == "torch":  # SymInt.__bool__, of `if x.shape[0] % 2`
+    def asked(frame: types.FrameType | None, condition: str, answer: bool | int | float) -> None:
+        while (
+            frame is not None and frame.f_globals.get("__name__") == "torch"
+        ):  # SymInt.__bool__, of `if x.shape[0] % 2`, and SymFloat.__int__
             frame = frame.f_back
-        _say(frame, f" ({condition})")
+        if isinstance(answer, bool):
+            _say(frame, f" ({condition})")
+        else:
+            _say(frame, f" ({condition})", answer)
 
-    with private.truths_of_sizes_watched(asked):
+    with private.answers_of_sizes_watched(asked):
         yield
 
 
@@ -44,7 +49,7 @@ def notice_branch(truth: torch.Tensor, dynamic: Collection[int]) -> None:
         _say(asking_frame(), "")
 
 
-def _say(frame: types.FrameType | None, condition: str) -> None:
+def _say(frame: types.FrameType | None, condition: str, number: float | None = None) -> None:
     name = "torch" if frame is None else frame.f_globals.get("__name__", "")
     recorder = active_recorder()
     if recorder is None or frame is None or name.split(".")[0] in ("torch", "symbolics", "exporter") or only_raises(frame):
@@ -53,7 +58,14 @@ def _say(frame: types.FrameType | None, condition: str) -> None:
     if source in recorder.capture.branches:
         return
     recorder.capture.branches.add(source)
-    warn(
-        f"a branch in module {module or '<root>'} at {source} depends on the size of an open axis{condition}: the file goes the example's way at every "
-        "size: give the axis a fixed size, or choose with torch.cond or torch.where."
-    )
+    place = f"in module {module or '<root>'} at {source}"
+    if number is None:
+        warn(
+            f"a branch {place} depends on the size of an open axis{condition}: the file goes the example's way at every size: give the axis a fixed size, or "
+            "choose with torch.cond or torch.where."
+        )
+    else:
+        warn(
+            f"int(), float() or an index {place} makes a number of the size of an open axis{condition}: the file has the example's {number} at every size: give "
+            "the axis a fixed size, or compute with the size itself (//, math.floor, torch.sym_float)."
+        )

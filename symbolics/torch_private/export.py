@@ -22,6 +22,7 @@ __all__ = [
     "CapturedNode",
     "add_traced_node",
     "allow_in_dynamo",
+    "answers_of_sizes_watched",
     "captured_by_dynamo",
     "captures_here",
     "detect_fake_mode",
@@ -32,7 +33,6 @@ __all__ = [
     "real_tensors",
     "sizes_watched",
     "translator",
-    "truths_of_sizes_watched",
     "untold_failures",
     "untranslated_nodes",
 ]
@@ -70,32 +70,40 @@ def real_tensors() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def truths_of_sizes_watched(asked: Callable[[FrameType | None, str], None]) -> Iterator[None]:
-    """While the block runs, tell of each truth of a size that torch.export could only find in the example. SymBool.__bool__ is nowhere a public hook.
+def answers_of_sizes_watched(asked: Callable[[FrameType | None, str, bool | int | float], None]) -> Iterator[None]:
+    """While the block runs, tell of each truth and each number of a size that torch.export could only find in the example.
+
+    SymBool.__bool__, SymInt.__int__, SymInt.__index__ and SymFloat.__float__ are nowhere a public hook.
 
     Args:
-        asked: Takes the frame that asked, and the condition.
+        asked: Takes the frame that asked, what it asked for, and the answer.
     """
-    original: Any = torch.SymBool.__bool__
 
     def assumed(env: Any, expression: Any) -> Any:
         if env is None:
             return None
         return len(env.guards), env.num_deferred_runtime_asserts, [env.var_to_range.get(size) for size in expression.free_symbols]
 
-    def watched(self: Any) -> bool:
-        env, expression = getattr(self.node, "shape_env", None), getattr(self.node, "expr", None)
-        before = assumed(env, expression)
-        result: bool = original(self)
-        if assumed(env, expression) != before:
-            asked(sys._getframe(1), str(expression))
-        return result
+    def watching(original: Any) -> Any:
+        def watched(self: Any) -> Any:
+            env, expression = getattr(self.node, "shape_env", None), getattr(self.node, "expr", None)
+            before = assumed(env, expression)
+            result = original(self)
+            if assumed(env, expression) != before:
+                asked(sys._getframe(1), str(expression), result)
+            return result
 
-    torch.SymBool.__bool__ = watched  # type: ignore[method-assign]
+        return watched
+
+    methods = [(torch.SymBool, "__bool__"), (torch.SymInt, "__int__"), (torch.SymInt, "__index__"), (torch.SymFloat, "__float__")]
+    originals = [getattr(kind, name) for kind, name in methods]
+    for (kind, name), original in zip(methods, originals, strict=True):
+        setattr(kind, name, watching(original))
     try:
         yield
     finally:
-        torch.SymBool.__bool__ = original  # type: ignore[method-assign]
+        for (kind, name), original in zip(methods, originals, strict=True):
+            setattr(kind, name, original)
 
 
 @contextlib.contextmanager

@@ -160,18 +160,21 @@ def test_sizes_watched():
     assert len(_inside_export(probe)) == 1, "int() of a size no longer goes through ShapeEnv.evaluate_expr"
 
 
-def test_truths_of_sizes_watched():
+def test_answers_of_sizes_watched():
     asked = []
 
     def probe(x):
-        with private.truths_of_sizes_watched(lambda frame, condition: asked.append((frame.f_code.co_name, condition))):
-            return bool(x.shape[0] > 2), bool(x.shape[0] >= 1)
+        with private.answers_of_sizes_watched(lambda frame, _, answer: asked.append((frame.f_code.co_name, answer))):
+            return bool(x.shape[0] > 2), bool(x.shape[0] >= 1), [0, 1, 2, 3][x.shape[0] % 4], int(x.shape[0] % 3), float(x.shape[0] / 2)
 
-    original = torch.SymBool.__bool__
+    methods = [(torch.SymBool, "__bool__"), (torch.SymInt, "__int__"), (torch.SymInt, "__index__"), (torch.SymFloat, "__float__")]
+    originals = [getattr(kind, name) for kind, name in methods]
     with pytest.raises(Exception, match="Constraints violated"):  # what torch.onnx.export asks torch.export to leave out
         _inside_export(probe)
-    assert [name for name, _ in asked] == ["probe"], "torch.export no longer assumes what a branch on a size assumes"
-    assert torch.SymBool.__bool__ is original
+    assert {name for name, _ in asked} == {"probe"} and [type(answer) for _, answer in asked] == [bool, int, int, float], (
+        "torch.export no longer assumes what a branch on a size, or a number made of it, assumes"
+    )
+    assert [getattr(kind, name) for kind, name in methods] == originals
 
 
 def test_allow_in_dynamo():

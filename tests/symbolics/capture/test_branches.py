@@ -42,13 +42,27 @@ class Calling(torch.nn.Module):
         return self.function(x)
 
 
-def said(function, dynamo):
+def halved(x):
+    return x[: int(x.shape[0] * 0.5)].sum(0)
+
+
+def remainder(x):
+    return x * int(x.shape[0] % 5)
+
+
+def looked_up(x):
+    return x * (2, 3, 5)[x.shape[0] % 3]
+
+
+def in_sizes(x):
+    return x[: x.shape[0] // 2].sum(0) * x.shape[0]
+
+
+def said(function, dynamo, what="a branch"):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         exporter.export(Calling(function), (torch.randn(12, 4),), dynamo=dynamo, dynamic_shapes=({0: torch.export.Dim("n", min=2)},))
-    return [
-        str(warning.message) for warning in caught if issubclass(warning.category, PythonopWarning) and "a branch" in str(warning.message)
-    ]
+    return [str(warning.message) for warning in caught if issubclass(warning.category, PythonopWarning) and what in str(warning.message)]
 
 
 @pytest.mark.parametrize("function", [greater, even])
@@ -62,6 +76,16 @@ def test_a_branch_on_an_open_size_is_said_once(function, dynamo):
 @pytest.mark.parametrize("function", [checked, known])
 def test_checks_and_known_sizes_are_not(function, dynamo):
     assert said(function, dynamo) == []
+
+
+@pytest.mark.parametrize("function", [halved, remainder, looked_up])
+def test_a_number_of_an_open_size_is_said_once(function, dynamo):
+    (message,) = said(function, dynamo, "a number of the size of")
+    assert f"at {__name__}:{function.__code__.co_firstlineno + 1}" in message
+
+
+def test_sizes_that_stay_sizes_are_not(dynamo):
+    assert said(in_sizes, dynamo, "number of the size") == []
 
 
 def split(x):
