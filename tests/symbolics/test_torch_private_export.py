@@ -119,12 +119,19 @@ def test_real_tensors():
     assert _inside_export(probe) == (torch.Tensor, 2.0)
 
 
+def test_put_builtins():
+    own, mine = (max, min, math.pow, math.sqrt), tuple(functools.partial(function) for function in (max, min, math.pow, math.sqrt))
+    with private.put_builtins(*mine):
+        assert (builtins.max, builtins.min, math.pow, math.sqrt) == mine
+    assert (builtins.max, builtins.min, math.pow, math.sqrt) == own
+
+
 def test_standing_for_builtins():
-    own = (max, min, math.pow)
+    own = (max, min, math.pow, math.sqrt)
     mine = tuple(functools.partial(function) for function in own)
 
     def now():
-        return builtins.max, builtins.min, math.pow
+        return builtins.max, builtins.min, math.pow, math.sqrt
 
     def probe(x):
         with private.own_builtins():
@@ -145,7 +152,7 @@ def test_standing_for_builtins():
 
 def test_own_builtins():
     with private.own_builtins():
-        assert (max(1, 2), min(1, 2), math.pow(2, 3)) == (2, 1, 8.0)
+        assert (max(1, 2), min(1, 2), math.pow(2, 3), math.sqrt(4)) == (2, 1, 8.0, 2.0)
 
 
 def test_sizes_watched():
