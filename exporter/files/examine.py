@@ -276,12 +276,17 @@ def check_location(name: str | None, location: str, folder: Path) -> None:
     steps = list(_steps(root, parts))
     outside = not location or "\0" in location or os.path.isabs(location) or ":" in parts[0] or ".." in parts or "" in parts
     where = f"the tensor {shown(name or '')} has external data at {shown(location)}"
-    if outside or any(step.is_symlink() for step in steps):
+    try:
+        links = not outside and any(step.is_symlink() for step in steps)
+        folder_or_pipe = not outside and steps[-1].exists() and not steps[-1].is_file()
+    except OSError as error:
+        raise FormatError(f"{where}, which cannot be the name of a file here: {error.strerror}") from error
+    if outside or links:
         raise FormatError(
             f"{where}: a model may only read plain files below its own folder, by a relative path without '..' and without links; "
             "move the data there, or load and save the model yourself if you trust it"
         )
-    if steps[-1].exists() and not steps[-1].is_file():
+    if folder_or_pipe:
         raise FormatError(f"{where}, which is no plain file")
 
 

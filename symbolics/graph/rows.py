@@ -17,7 +17,7 @@ import onnx_ir as ir
 from symbolics.graph.builder import Builder
 from symbolics.graph.row_sums import add_rows, by_elements, by_one_thread, rows_are_short
 from symbolics.graph.shapes import same_dim
-from symbolics.graph.values import attr, fixed_array, made_by, rank_of
+from symbolics.graph.values import attr, fixed_array, input_of, made_by, rank_of
 
 __all__ = ["by_rows", "in_turn"]
 
@@ -74,11 +74,11 @@ def in_turn(op: Builder, node: ir.Node) -> ir.Value | None:
         The value; None where the node should stay: it has no reduction, writes to each place once as far as constants tell, has so few rows that
         one thread writes them, or nothing is known of its shapes.
     """
-    data, indices, updates = node.inputs
+    data, indices, updates = (input_of(node, index) for index in range(3))
     how = attr(node, "reduction", None)
     if how in (None, "none") or data is None or indices is None or updates is None or data.dtype not in _ADDED:
         return None
-    if data.shape is None or indices.shape is None or updates.shape is None or not isinstance(depth := indices.shape[-1], int) or depth < 1:
+    if data.shape is None or not indices.shape or updates.shape is None or not isinstance(depth := indices.shape[-1], int) or depth < 1:
         return None
     known = fixed_array(indices)
     if known is not None and known.size <= _LARGEST:

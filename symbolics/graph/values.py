@@ -15,7 +15,7 @@ from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, OWN_DOMAIN, P
 from symbolics.text import shown
 
 __all__ = [
-    "RANDOM", "array_of", "attr", "check_unrolled", "constant_of", "describe", "dtype_of", "fixed_array", "function_of", "graph_of", "is_float", "is_float_tensor", "is_mark", "is_python_op", "is_python_op_tangent", "is_static", "made_by", "may_be_float", "name_of", "operator_text",
+    "RANDOM", "array_of", "attr", "check_unrolled", "constant_of", "describe", "dtype_of", "fixed_array", "function_of", "graph_of", "input_of", "is_float", "is_float_tensor", "is_mark", "is_python_op", "is_python_op_tangent", "is_static", "made_by", "may_be_float", "name_of", "operator_text",
     "rank_of", "schema_default", "static_shape", "trains", "unsupported",
 ]  # fmt: skip
 
@@ -143,6 +143,11 @@ def array_of(value: ir.Value | None) -> np.ndarray | None:
 def fixed_array(value: ir.Value | None) -> np.ndarray | None:
     """The same where no caller can give another value: an initializer may be an input, too."""
     return None if value is None or value.is_graph_input() else array_of(value)
+
+
+def input_of(node: ir.Node, index: int) -> ir.Value | None:
+    """An input; None where it is not given, or a damaged file leaves it out."""
+    return node.inputs[index] if index < len(node.inputs) else None
 
 
 def made_by(value: ir.Value | None, op_type: str) -> ir.Node | None:

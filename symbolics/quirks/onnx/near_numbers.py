@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 
 import onnx_ir as ir
 
+from symbolics.graph.values import input_of
 from symbolics.graph.walk import walk
 from symbolics.quirks.hiding import hidden
 from symbolics.quirks.quirk import Quirk
@@ -36,7 +37,7 @@ def _is_near(node: ir.Node) -> bool:
 def _number(value: ir.Value | None) -> float | None:
     """A constant number, also where it is cast."""
     while value is not None and (maker := value.producer()) is not None and maker.op_type in ("Cast", "CastLike", "Identity"):
-        value = maker.inputs[0]
+        value = input_of(maker, 0)
     known = None if value is None else ir.convenience.get_const_tensor(value)
     if known is None or known.size != 1 or not known.dtype.is_floating_point():
         return None

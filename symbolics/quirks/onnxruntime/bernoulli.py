@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from symbolics.graph.values import input_of
 from symbolics.quirks.quirk import Quirk
 
 __all__ = ["QUIRK", "draw_by_uniforms"]
@@ -17,7 +18,7 @@ def draw_by_uniforms(model: ir.Model, nodes: list[ir.Node]) -> bool:
     """Write Bernoulli(p) as u < p for a uniform u of [0, 1): in float32 where p is of half a float."""
     changed = False
     for node in nodes:
-        if (node.domain, node.op_type) != ("", "Bernoulli") or node.graph is None or (p := node.inputs[0]) is None:
+        if (node.domain, node.op_type) != ("", "Bernoulli") or node.graph is None or (p := input_of(node, 0)) is None:
             continue
         drawn = node.outputs[0]
         wanted = ir.DataType(node.attributes.get_int("dtype", 0) or drawn.dtype or p.dtype or ir.DataType.FLOAT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from symbolics.graph.values import input_of
 from symbolics.quirks.quirk import Quirk
 
 __all__ = ["QUIRK", "determinants_of_doubles"]
@@ -20,7 +21,7 @@ def determinants_of_doubles(model: ir.Model, nodes: list[ir.Node]) -> bool:
     """Write out those of small matrices, row by row: the elements of the first one times their cofactors."""
     changed = False
     for node in nodes:
-        if (node.domain, node.op_type) != ("", "Det") or node.graph is None or (x := node.inputs[0]) is None:
+        if (node.domain, node.op_type) != ("", "Det") or node.graph is None or (x := input_of(node, 0)) is None:
             continue
         sizes = [] if x.shape is None else [size for size in x.shape[-2:] if isinstance(size, int)]
         if x.dtype is not ir.DataType.DOUBLE or x.shape is None or not sizes or not 1 <= sizes[0] <= _LARGEST:

@@ -29,7 +29,12 @@ def einsums_of_nothing(model: ir.Model, nodes: list[ir.Node]) -> bool:
         if "." in left or len(terms) != len(node.inputs):
             continue
         for place, (x, axes) in enumerate(zip(node.inputs, axes_in_order(terms))):
-            if x is None or axes == sorted(axes) or 0 not in (static_shape(x) or (0,)):
+            if (
+                x is None
+                or axes == sorted(axes)
+                or (x.shape is not None and len(x.shape) != len(axes))
+                or 0 not in (static_shape(x) or (0,))
+            ):
                 continue
             turn = ir.Node("", "Transpose", [x], [ir.AttrInt64s("perm", axes)], name=f"{node.outputs[0].name}/in_order_{place}")
             turned = turn.outputs[0]

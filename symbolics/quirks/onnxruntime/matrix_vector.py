@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from symbolics.graph.values import input_of
 from symbolics.node.names import MARK_DOMAIN, MARK_OP
 from symbolics.quirks.quirk import Quirk
 
@@ -30,7 +31,7 @@ def turn_products_with_vectors(model: ir.Model, nodes: list[ir.Node]) -> bool:
             continue
         maker = a.producer()
         if maker is not None and maker.op_type == "Transpose":
-            matrix = maker.inputs[0]
+            matrix = input_of(maker, 0)
         else:
             turn = ir.Node("", "Transpose", [a], [ir.AttrInt64s("perm", _swap(rank))], name=f"{node.outputs[0].name}/turned")
             node.graph.insert_before(node, turn)
@@ -49,10 +50,10 @@ def _turned(value: ir.Value) -> int | None:
     """The rank of a value that a Transpose of the last two axes made; None for any other."""
     node = value.producer()
     while node is not None and (node.domain, node.op_type) in _SEEN_THROUGH:
-        node = node.inputs[0].producer() if node.inputs[0] is not None else None
+        node = source.producer() if (source := input_of(node, 0)) is not None else None
     if node is None or (node.domain, node.op_type) != ("", "Transpose"):
         return None
-    source = node.inputs[0]
+    source = input_of(node, 0)
     perm = node.attributes.get("perm")
     if perm is None:  # all axes in reverse
         return 2 if source is not None and source.shape is not None and len(source.shape) == 2 else None

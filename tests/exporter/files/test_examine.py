@@ -199,6 +199,7 @@ BAD = {
     "a length of the whole machine": ({"length": str(10**17)}, "elements of type FLOAT have 8"),
     "no location": ({"location": ""}, "relative path"),
     "NUL": ({"location": "data\0"}, "relative path"),
+    "a long name": ({"location": "a" * 300}, "cannot be the name of a file here: File name too long"),
 }
 
 
