@@ -5,9 +5,11 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator
 
-__all__ = ["cause", "causes", "clean", "ends", "extra", "headline", "message", "reason", "said", "shown"]
+__all__ = ["BEFORE_OPENING", "cause", "causes", "clean", "ends", "extra", "headline", "message", "reason", "said", "shown"]
 
 _LINES = 6
+#: Where a process runs code of the user's before it opens a file.
+BEFORE_OPENING = "verify: setup= or --setup; other commands: --register"
 
 
 def clean(text: str, limit: int = 200) -> str:

@@ -20,7 +20,18 @@ from typing import Any, TypeVar
 
 from exporter.errors import short
 from symbolics.errors import Faq, TrustError
-from symbolics.node.classes import CONSTRUCTOR, find, is_class, is_filled, look, own_name, tuple_fields, value_fields, why_not_plain
+from symbolics.node.classes import (
+    CONSTRUCTOR,
+    find,
+    is_class,
+    is_filled,
+    is_function,
+    look,
+    own_name,
+    tuple_fields,
+    value_fields,
+    why_not_plain,
+)
 from symbolics.node.names import is_operator, qualified_name, why_not_importable
 from symbolics.node.patterns import Patterns
 from symbolics.text import said, shown
@@ -396,8 +407,7 @@ def _found_in(names: Mapping[str, Any], name: str) -> Any:
         moved = (
             f". If it has moved, write 'class {shown(qualname)}({shown('.'.join(own))}): pass' into {shown(module)}, or call exporter.register(cls, "
             f"{shown(name)!r}) before the file is opened"
-            if is_class(found)
-            and any(own_name(base)[0] == "torch.autograd.function" for base in found.__mro__)  # torch is not imported for it
+            if is_class(found) and is_function(found)
             else ""
         )
         raise TrustError(

@@ -37,6 +37,7 @@ from symbolics.capture.marks import marking
 from symbolics.capture.opaque_modules import opaque_calls
 from symbolics.capture.operator_calls import is_translated
 from symbolics.capture.recorder import Recorder, active_recorder
+from symbolics.capture.restored import KeptState
 from symbolics.capture.translate import translations
 from symbolics.errors import ExportError
 from symbolics.graph.collector import without_gc
@@ -165,7 +166,7 @@ def judged(
     assert recorder is not None
     portable = current.portable
     recorder.portable = portable.matches if isinstance(portable, Patterns) else lambda _: portable
-    recorder.opaque, recorder.unsaid, recorder.lacking = {}, {}, set()
+    recorder.opaque, recorder.unsaid, recorder.lacking, recorder.kept = {}, {}, set(), KeptState()
     history = History(model)
     with opaque_calls(model, recorder.chosen.calls), function_calls(model, current.functions), recorder.kept:
         while True:

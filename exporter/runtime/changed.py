@@ -9,7 +9,7 @@ from symbolics.errors import Faq, RunError
 from symbolics.node.fingerprints import changed_halves
 from symbolics.node.metadata import read_functions, read_values
 from symbolics.node.outside_values import outside_values
-from symbolics.text import shown
+from symbolics.text import BEFORE_OPENING, shown
 from symbolics.users import warn
 
 __all__ = ["changed_functions", "named", "say_changed"]
@@ -71,7 +71,7 @@ def say_changed(changed: Mapping[str, list[str]], *, strict: bool) -> None:
 
 
 _WAY_OUT = "export the model again, bring the old code back, or see what differs with exporter.verify(model, args, file=...)"
-_WAY_OUT_OF_VALUES = "set it before the file is opened (verify: setup= or --setup; other commands: --register), or pass it to apply() as an argument and export again"
+_WAY_OUT_OF_VALUES = f"set it before the file is opened ({BEFORE_OPENING}), or pass it to apply() as an argument and export again"
 
 
 def _say(items: list[str], what: str, way_out: str, strict: bool) -> None:

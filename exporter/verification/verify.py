@@ -199,7 +199,8 @@ def _compared(
     notes = [*note_on_weights(weights, str(file) if is_there else "model.onnx"), *note_on_changes(run.changed)]
     if file is not None:
         notes += note_on_values(program.model, allowed)
-    if all(row.ok for row in weights):
+    same_weights = all(row.ok for row in weights)
+    if same_weights:
         notes += [
             *note_on_state(rows, program.model),
             *note_on_backward(rows, eager.by_backward, is_there=not eager.no_backward),
@@ -211,9 +212,7 @@ def _compared(
         [*weights, *rows], _facts(case, program.model, made_by, size, run, providers), _functions(program), seconds, memory=memory,
         notes=notes, program=program,
     )  # fmt: skip
-    if (
-        bisect and not report.ok and masks is None and all(row.ok for row in weights)
-    ):  # with other weights, the first node that has one departs
+    if bisect and not report.ok and masks is None and same_weights:  # with other weights, the first node that reads one departs
         _log.info("looking for the first node that departs")
         report.first_departure = first_departure(program, *_where_it_differs(case, eager, rows, others), allowed)
         if report.first_departure is None:

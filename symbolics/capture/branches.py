@@ -25,14 +25,10 @@ def branches_noticed() -> Iterator[None]:
     """While torch.export traces a model, say which of its branches a size decides, and where a number is made of one."""
 
     def asked(frame: types.FrameType | None, condition: str, answer: bool | int | float) -> None:
-        while (
-            frame is not None and frame.f_globals.get("__name__") == "torch"
-        ):  # SymInt.__bool__, of `if x.shape[0] % 2`, and SymFloat.__int__
+        # SymInt.__bool__, of `if x.shape[0] % 2`, and SymFloat.__int__ ask in their turn.
+        while frame is not None and frame.f_globals.get("__name__") == "torch":
             frame = frame.f_back
-        if isinstance(answer, bool):
-            _say(frame, f" ({condition})")
-        else:
-            _say(frame, f" ({condition})", answer)
+        _say(frame, f" ({condition})", None if isinstance(answer, bool) else answer)
 
     with private.answers_of_sizes_watched(asked):
         yield

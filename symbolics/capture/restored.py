@@ -33,7 +33,6 @@ class KeptState:
         self._texts: set[str] = set()
 
     def __enter__(self) -> Self:
-        self.__init__()  # type: ignore[misc]
         return self
 
     def __exit__(self, *_: object) -> None:

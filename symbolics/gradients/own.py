@@ -10,7 +10,7 @@ import onnx_ir as ir
 from symbolics.gradients.registry import RULES
 from symbolics.node.metadata import read_rules, write_rules
 from symbolics.node.names import RULES_KEY
-from symbolics.text import shown
+from symbolics.text import BEFORE_OPENING, shown
 from symbolics.users import warn
 
 __all__ = ["note_own_rules", "say_missing_rules"]
@@ -44,8 +44,8 @@ def say_missing_rules(model: ir.Model, rules: Mapping[tuple[str, str], Any]) -> 
             instead = "the derivative of its body" if rule is None else "the usual one"
             warn(
                 f"{shown(name)} had a gradient rule of its own where the file was written ({shown(recorded[name])}), and has none here: its gradient is {instead}. "
-                "Import the module with its @exporter.gradient before you load or differentiate the file (verify calls setup=, the command line --setup or "
-                "--register), or give the rule by overrides="
+                "Import the module with its @exporter.gradient before you load or differentiate the file "
+                f"({BEFORE_OPENING}), or give the rule by overrides="
             )
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "flag_of",
     "is_class",
     "is_filled",
+    "is_function",
     "is_method",
     "look",
     "name_to_call",
@@ -60,6 +61,11 @@ _FLAG_MACHINERY = "__getattribute__ __getattr__ __setattr__ __eq__ _iter_member_
 def is_class(obj: Any) -> bool:
     """Whether an object is a class, whatever its ``__class__`` says."""
     return issubclass(type(obj), type)
+
+
+def is_function(cls: type) -> bool:
+    """Whether a class is an autograd Function; torch is not imported for it."""
+    return any(own_name(base)[0] == "torch.autograd.function" for base in cls.__mro__)
 
 
 def names_in(cls: type) -> Mapping[str, Any]:

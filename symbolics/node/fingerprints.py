@@ -25,7 +25,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from symbolics.node.classes import is_class, look, names_in, own_name
+from symbolics.node.classes import is_class, is_function, look, names_in, own_name
 from symbolics.node.metadata import Fingerprint
 
 __all__ = ["Half", "changed_halves", "fingerprint", "halves_of", "is_changing", "methods_of", "source_of"]
@@ -186,7 +186,7 @@ class _Closure:
             if type(function.__globals__.get(name)) is not bool:
                 self.places[f"{module}:{name}"] = function.__globals__, name
         self.makes_tensors = self.makes_tensors or not (_FACTORIES.isdisjoint(attributes) and _FACTORIES.isdisjoint(names))
-        own = next((cls for cls in self.classes[:1] if _is_function(cls)), None)  # a module's are in its node
+        own = next((cls for cls in self.classes[:1] if is_function(cls)), None)  # a module's are in its node
         for name in attributes & {name for cls in self.classes for name in names_in(cls)} if own is not None else ():
             self.places[f"{own_name(own)[0]}:{own_name(own)[1]}.{name}"] = own, name
         for name, attribute in pairs:
@@ -295,11 +295,6 @@ def _name_of(node: ast.AST) -> str:
     while isinstance(node, ast.Subscript):
         node = node.value
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
-
-
-def _is_function(cls: type) -> bool:
-    """Whether a class is an autograd Function."""
-    return any(own_name(base)[0] == "torch.autograd.function" for base in cls.__mro__)
 
 
 def _holder_of(value: Any, package: str) -> Any:

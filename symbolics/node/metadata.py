@@ -273,7 +273,7 @@ def read_values(metadata: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     }
     values = [value for each in found.values() for value in each.values()]
     items = [item for value in values for item in (value if type(value) is tuple else (value,))]
-    if len(found) + len(values) + len(items) > 2 * MAX_ITEMS or any(
+    if len(found) + max(len(values), len(items)) > MAX_ITEMS or any(
         type(item) not in (bool, int, float, str) or len(str(item)) > _MAX_FINGERPRINT for item in items
     ):
         raise FormatError.damaged(
