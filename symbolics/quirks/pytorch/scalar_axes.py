@@ -18,8 +18,9 @@ QUIRK = Quirk(
     wrong="axis 0 or -1 of a scalar, which PyTorch takes, stays an axis in the file, and ONNX refuses it: ReduceMax, ReduceMean, ArgMax, TopK, Slice",
 )
 
-#: Where an axis is given. `max` and `min` are also of two tensors.
-_ALONG = ("amax", "amin", "aminmax", "max", "min", "argmax", "argmin", "sum", "mean", "prod", "norm", "flip")
+#: Where an axis is given. `norm` is not here: it is Python's code around `torch.linalg.vector_norm`, and what stands in for that is found only while
+#: nothing stands in for `norm`. `max` and `min` are also of two tensors.
+_ALONG = ("amax", "amin", "aminmax", "max", "min", "argmax", "argmin", "sum", "mean", "prod", "flip")
 #: With or without an axis.
 _ALWAYS = ("sort", "argsort", "msort", "topk", "std", "var", "std_mean", "var_mean")
 
@@ -53,8 +54,7 @@ def scalar_axes(rewrites: Mapping[Any, Rewrite]) -> dict[Any, Rewrite]:
     for place in (torch, torch.Tensor):
         for name in (*_ALONG, *_ALWAYS):
             if (function := getattr(place, name, None)) is not None:
-                along = None if name in _ALWAYS else 2 if name == "norm" else 1
-                found[function] = _of_one_element(rewrites.get(function), along)
+                found[function] = _of_one_element(rewrites.get(function), None if name in _ALWAYS else 1)
     for function in (torch.linalg.vector_norm, torch.linalg.norm):
         found[function] = _of_one_element(rewrites.get(function), 2)
     return found

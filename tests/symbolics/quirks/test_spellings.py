@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import pathlib
+import types
 
 import pytest
 import torch
 
 import exporter
 from symbolics.quirks import SPELLINGS, spelled
+from symbolics.quirks.pytorch.scalar_axes import scalar_axes
 from tests.symbolics.quirks.spellings import FUNCTIONS, NUMPY, differences, sweep, title
 
 #: What the stubs list and the parser does not take, and draws that are made without a tensor.
@@ -104,3 +106,8 @@ def test_keywords_of_numpy_in_a_file(dynamo):
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     ours.sum().backward(), theirs.sum().backward()
     torch.testing.assert_close(module.linear.weight.grad, model.linear.weight.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_scalars_leave_python_code_to_what_stands_in_for_what_it_calls():
+    """What a stand-in calls has no stand-ins of its own: torch.norm would lose that of torch.linalg.vector_norm."""
+    assert [function for function in scalar_axes({}) if isinstance(function, types.FunctionType)] == []
