@@ -25,8 +25,6 @@ QUICK = (
     "beside lstm", "lstm by hand", "depthwise", "detector", "at outputs", "matmul", "transposed", "float weight", "nothing behind", "negative gains",
 )  # fmt: skip
 REFUSED = {name for name, case in MODELS.items() if not case.integers}
-#: Of these no export is made by dynamo, and the error says so.
-NOT_BY_DYNAMO = {"open batch": "sqrt"}
 
 
 def session(path, level=None):
@@ -90,8 +88,6 @@ def test_a_model(name, dynamo, tmp_path):
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in QUICK and name not in REFUSED])
 def test_more_models(name, dynamo, tmp_path):
-    if dynamo and name in NOT_BY_DYNAMO:
-        pytest.skip("torch.onnx.export(dynamo=True) does not make it: test_what_dynamo_does_not_make")
     assert_in_integers(MODELS[name], *trained(MODELS[name]), dynamo, tmp_path)
 
 
@@ -102,13 +98,6 @@ def test_a_reason(name, dynamo):
     with pytest.raises(exporter.ExportError, match=MODELS[name].says) as caught:
         exporter.quantize(exporter.export(model, args, dynamo=dynamo, portable=True))
     assert "way out" in str(caught.value)
-
-
-@pytest.mark.parametrize("name", NOT_BY_DYNAMO)
-def test_what_dynamo_does_not_make(name):
-    model, args = trained(MODELS[name])
-    with pytest.raises(exporter.ExportError, match=NOT_BY_DYNAMO[name]):
-        exporter.export(model, args, portable=True, **(MODELS[name].options or {}))
 
 
 @pytest.mark.parametrize("name", ["eager fbgemm", "fx mlp"])
