@@ -102,6 +102,10 @@ def run_in_a_fresh_process(
         remedy = ""
         if result["kind"] == "TrustError" and setup is None:
             remedy = "; pass setup='package.module:function' whose function calls exporter.register() for it"
+        elif result["place"]:
+            remedy = f"\n  {result['place']}\n  way out: let it run in a process that has neither the model nor its settings"
+            if setup is None:
+                remedy += "; what its module needs there is set by setup='package.module:function'"
         kind, faq = kinds.get(result["kind"], RunError), None if result["faq"] is None else Faq(result["faq"])
         raise kind(f"in the fresh process: {result['kind']}: {result['error']}{remedy}", faq=faq)
     return FileRun(**{**result, "steps": [step_of(found) for found in result["steps"]]})

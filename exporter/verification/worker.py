@@ -85,7 +85,16 @@ class FileSteps:
         try:
             return self.found(given)
         except Exception as error:
-            return {"error": f"{type(error).__name__}: {error}"[:1000]}
+            place = place_of(error)
+            return {"error": f"{type(error).__name__}: {error}"[:1000] + (f" ({place})" if place else "")}
+
+
+def place_of(error: Exception) -> str:
+    """The line of the user's code that raised: of an error of ours nothing, as it says its place itself."""
+    from exporter.forward.eager_failure import line_of
+    from symbolics.errors import PythonopError
+
+    return "" if isinstance(error, PythonopError) else line_of(error)
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
@@ -134,7 +143,7 @@ def main(job_path: str, result_path: str) -> None:
         result = run(job)
     except Exception as error:
         faq = error.faq if isinstance(error, PythonopError) else None
-        result = {"error": str(error)[:4000], "kind": type(error).__name__, "faq": faq and str(faq)}
+        result = {"error": str(error)[:4000], "kind": type(error).__name__, "faq": faq and str(faq), "place": place_of(error)}
     torch.save(result, result_path)
 
 

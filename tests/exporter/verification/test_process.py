@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 
 import pytest
@@ -56,3 +57,42 @@ def test_it_runs_the_pythonop_that_called_it(model, tmp_path):
     # Where exporter is, torch may be, too, and the user's packages: no place is lost, and none comes before its time.
     here, there = map(json.loads, (tmp_path / "paths.jsonl").read_text().splitlines())
     assert there == [entry or str(tmp_path) for entry in here]
+
+
+RAISING = """
+import os
+import torch
+
+
+class Licensed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        if os.environ["LICENSED"] != str(os.getpid()):
+            raise LookupError("no licence")
+        return x / 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g / 2
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return Licensed.apply(x)
+"""
+
+
+def test_a_forward_that_only_this_process_can_run(tmp_path, monkeypatch):
+    """What raised is named with the line of the Function, and the way out with it."""
+    (tmp_path / "licensed.py").write_text(RAISING)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("LICENSED", str(os.getpid()))
+    try:
+        with pytest.raises(exporter.RunError) as caught:
+            exporter.verify(importlib.import_module("licensed").Model(), (torch.randn(2),), steps=1)
+    finally:
+        del sys.modules["licensed"]
+    first, line, way_out = str(caught.value).splitlines()
+    assert first == "in the fresh process: LookupError: no licence"
+    assert line == '  at licensed.py:10, in forward: raise LookupError("no licence")'
+    assert "way out: let it run in a process" in way_out and "setup='package.module:function'" in way_out
