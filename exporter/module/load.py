@@ -31,8 +31,9 @@ from exporter.runtime.providers import choose
 from symbolics import torch_private as private
 from symbolics.errors import ArgumentError, FormatError
 from symbolics.graph.flatten import flatten
+from symbolics.graph.own_outputs import own_outputs
 from symbolics.node.metadata import StateEntry
-from symbolics.node.names import STEP_KEY
+from symbolics.node.names import GRADIENTS_KEY, STEP_KEY
 from symbolics.text import headline, shown
 
 __all__ = ["OnnxModule", "load"]
@@ -159,6 +160,12 @@ class OnnxModule(torch.nn.Module):
             raise FormatError(
                 "the file is a training step, which has no parameters of its own: run it with exporter.inference_session, or load the forward file"
             )
+        if GRADIENTS_KEY in opened.metadata_props and len(set(opened.graph.outputs)) < len(opened.graph.outputs):
+            raise FormatError(
+                "the file has gradients, and one of its outputs stands twice: it does not say of which of the two it has them.\n"
+                "  way out: load the file that it was made from"
+            )
+        own_outputs(opened.graph)
         entries = entries_of(opened)
         found = register(self, opened.graph, entries, device)
         take_in(opened, _MOST_CONSTANTS)  # sessions are made later, and again

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from symbolics.graph.own_outputs import own_outputs
 from symbolics.graph.values import name_of
 from symbolics.graph.walk import reads
 from symbolics.node.linked import Backward, Kept, Taken, write_backward
@@ -29,14 +30,7 @@ def rename(model: ir.Model, joint: Joint) -> None:
     _put_first(graph, constants)
     while len(graph.inputs) > inputs + len(joint.differentiated):
         graph.inputs.pop()
-    seen: set[ir.Value] = set(graph.inputs)
-    for index, value in enumerate(list(graph.outputs)):
-        if value in seen or value.is_initializer():
-            node = ir.Node("", "Identity", [value])
-            node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
-            graph.append(node)
-            value = graph.outputs[index] = node.outputs[0]
-        seen.add(value)
+    own_outputs(graph, (*graph.inputs, *(value for value in graph.outputs if value.is_initializer())))
     names = [f"x{i}" for i in range(inputs)] + [f"y{i}_grad" for i in joint.differentiated]
     names += [f"y{i}" for i in range(joint.outputs)] + [f"kept{i}" for i in range(joint.kept)] + [f"x{i}_grad" for i in joint.gradients]
     taken = set(names)

@@ -91,7 +91,7 @@ class _Trace:
     Attributes:
         call: With its arguments as they were; their `Slot`s stand for ``inputs``.
         inputs: Fake tensors, and symbolic sizes.
-        boundary: How many nodes of the graph are the forward's.
+        forward: The names of the graph's nodes that are the forward's.
     """
 
     def __init__(self, record: Record, used: Sequence[bool]) -> None:
@@ -99,7 +99,7 @@ class _Trace:
         self.call = record.traced or record.call
         self.env, self.mode = private.fake_mode()
         self.inputs = self.make_inputs()
-        self.boundary = 0
+        self.forward = frozenset[str]()
 
     def make_inputs(self) -> list[Any]:
         """Fake tensors, and sizes, with a symbol for each dim that may differ between runs."""
@@ -150,7 +150,7 @@ class _Trace:
             inputs, grads = values[: len(self.inputs)], values[len(self.inputs) :]
             with torch.enable_grad(), self.seen(inputs):
                 results = self.run(inputs)
-                self.boundary = private.traced_nodes()
+                self.forward = private.traced_nodes()
                 found: list[torch.Tensor | None] = []
                 if wanted:
                     targets = [inputs[i] for i in wanted]
@@ -169,7 +169,7 @@ class _Trace:
         if differentiated and not once and (nested.met or is_operator):
             once = self.check_second(differentiated, [self.inputs[i] for i in wanted])
         try:
-            kept = keep(traced, self.boundary, len(outputs))
+            kept = keep(traced, self.forward, len(outputs))
         except ValueError as error:
             raise Untraceable(str(error)) from error
         constants = private.lift_constants(traced)

@@ -22,14 +22,14 @@ _VIEWS = {
 }  # fmt: skip
 
 
-def keep(traced: torch.fx.GraphModule, boundary: int, outputs: int) -> int:
+def keep(traced: torch.fx.GraphModule, names: frozenset[str], outputs: int) -> int:
     """Make further outputs, behind those of the forward, of what the backward reads of the forward's inner values.
 
     What eager's forward saves and is neither input nor output is a constant to a second derivative: here it is cut off likewise.
 
     Args:
         traced: Both directions as one graph; its results are those of the forward, then gradients.
-        boundary: How many of its nodes are the forward's.
+        names: Those of its nodes that are the forward's.
         outputs: How many results the forward has.
 
     Returns:
@@ -39,11 +39,13 @@ def keep(traced: torch.fx.GraphModule, boundary: int, outputs: int) -> int:
         ValueError: The backward changes such a value.
     """
     nodes = list(traced.graph.nodes)
-    forward, last = set(nodes[:boundary]), nodes[-1]
+    forward, last = {node for node in nodes if node.name in names}, nodes[-1]
     results = list(last.args[0])
     known = {_source(node) for node in results[:outputs]}
     kept: dict[torch.fx.Node, None] = {}
-    for node in nodes[boundary:-1]:
+    for node in nodes[:-1]:
+        if node in forward:
+            continue
         changes = changed_by(node)
         for read in node.all_input_nodes:
             value = _source(read)

@@ -63,13 +63,13 @@ def trace_to_aten(function: Callable[..., Any], values: Sequence[Any]) -> torch.
     return make_fx(function, tracing_mode="real", record_module_stack=False)(*values)
 
 
-def traced_nodes() -> int:
-    """How many nodes `trace_to_aten` has written so far."""
+def traced_nodes() -> frozenset[str]:
+    """The names of the nodes that `trace_to_aten` has written so far. It takes some of them out again in the end: numbers would not hold."""
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
     mode = get_proxy_mode()
     assert mode is not None
-    return len(mode.tracer.graph.nodes)
+    return frozenset(node.name for node in mode.tracer.graph.nodes)
 
 
 def functionalized(graph: torch.fx.GraphModule, values: Sequence[Any], decompositions: dict[Any, Any]) -> torch.fx.GraphModule:
@@ -133,10 +133,27 @@ def condition_on_sizes(env: Any) -> str | None:
         condition = guard.expr
         if isinstance(condition, sympy.Ne) and condition.rhs in (0, 1):
             continue
-        if condition in (sympy.true, True) or not condition.free_symbols:
+        if condition in (sympy.true, True) or not condition.free_symbols or _always_holds(condition):
             continue
         return str(condition)
     return None
+
+
+def _always_holds(condition: Any) -> bool:
+    """Whether a condition is true of all sizes from 1 on, as sympy can tell: torch asks Eq(Min(n, n*m), n) to know the strides of a view."""
+    import sympy
+    from torch.utils._sympy import functions
+
+    sizes = {symbol: 1 + sympy.Dummy(integer=True, nonnegative=True) for symbol in condition.free_symbols}
+    known = {functions.Min: sympy.Min, functions.Max: sympy.Max}
+
+    def told(part: Any) -> Any:
+        if not part.args:
+            return sizes.get(part, part)
+        kind = known.get(part.func, part.func)
+        return kind(*(sympy.expand(told(arg)) if isinstance(arg, sympy.Expr) else told(arg) for arg in part.args))
+
+    return told(condition) is sympy.true
 
 
 def is_data_dependent(error: BaseException) -> bool:

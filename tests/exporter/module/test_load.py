@@ -428,3 +428,19 @@ def test_images_without_a_column(accelerate):
     y.sum().backward()
     assert x.grad.shape == x.shape
     assert all(not parameter.grad.any() for parameter in module.parameters())
+
+
+def test_an_output_that_stands_twice():
+    """onnx.checker and onnxruntime take such files: each of the two has a cotangent of its own, and so has an input that is an output."""
+    text = '<ir_version: 9, opset_import: ["": 20]> g (float[3] x) => (float[3] y, float[3] y, float[3] x, float[3] w, float[3] y) <float[3] w = {1,2,3}> {y = Mul(x, w)}'
+    model = onnx.parser.parse_model(text)
+    module = exporter.load(model)
+    x = torch.tensor([1.0, -1, 2], requires_grad=True)
+    outputs = module(x)
+    sum(k * out.sum() for k, out in zip((2, 3, 5, 7, 11), outputs, strict=True)).backward()
+    (weight,) = module.parameters()
+    assert_close(x.grad, 16 * weight.detach() + 5)
+    assert_close(weight.grad, 16 * x.detach() + 7)
+    assert [out.name for out in module._onnx.plans.model.graph.outputs] == ["y", "y_2", "x", "w", "y_3"]
+    with pytest.raises(exporter.FormatError, match=r"one of its outputs stands twice.*\n  way out: load the file that it was made from"):
+        exporter.load(exporter.build_gradient_graph(model))

@@ -59,19 +59,22 @@ def dynamo(request):
     return request.param
 
 
-def check(model, dynamo):
+def check(model, dynamo, rest=(4,), sizes=(5, 9, 3), second=False):
+    """The example has the first of the sizes; with ``second``, second derivatives are compared, too."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", PythonopWarning)
-        program = exporter.export(model, (torch.randn(5, 4),), portable=True, dynamo=dynamo, dynamic_shapes={"x": {0: "rows"}})
+        program = exporter.export(model, (torch.randn(sizes[0], *rest),), portable=True, dynamo=dynamo, dynamic_shapes={"x": {0: "rows"}})
     assert all(call.kind == "function" for call in program.portable)
     loaded = exporter.load(program)
-    for rows in (5, 9, 3):
-        ours = torch.randn(rows, 4, requires_grad=True)
+    for rows in sizes:
+        ours = torch.randn(rows, *rest, requires_grad=True)
         theirs = ours.detach().clone().requires_grad_()
         y, z = loaded(ours), model(theirs)
         torch.testing.assert_close(y, z, rtol=1e-4, atol=1e-5)
         loaded.zero_grad()
         model.zero_grad()
+        if second:
+            y, z = (torch.autograd.grad(out.sin().sum(), x, create_graph=True)[0] for out, x in ((y, ours), (z, theirs)))
         y.sum().backward()
         z.sum().backward()
         for a, b in zip((ours, *loaded.parameters()), (theirs, *model.parameters()), strict=True):
@@ -103,3 +106,53 @@ def test_the_way_out_of_a_number(dynamo):
     model = Model(lambda x: float(x.shape[0]), "backward")
     with pytest.warns(PythonopWarning, match=r"stays a PythonOp.*depends on a size .*: compute with the size itself"):
         exporter.export(model, (torch.randn(5, 4),), portable=True, dynamo=dynamo, dynamic_shapes={"x": {0: "rows"}})
+
+
+class FixedPoint(torch.autograd.Function):
+    """One step of it, from zeros: products of more than two axes have a size made of an open and a fixed one."""
+
+    @staticmethod
+    def forward(ctx, u, w):
+        z = torch.zeros_like(u)
+        z = torch.tanh(z @ w.t() + u)
+        ctx.save_for_backward(w, z)
+        return z
+
+    @staticmethod
+    def backward(ctx, g):
+        w, z = ctx.saved_tensors
+        du = (g + (g * z) @ w) * z
+        return du, du.reshape(-1, w.shape[0]).t() @ z.reshape(-1, w.shape[0])
+
+
+class Nearest(torch.autograd.Function):
+    """The nearest of some vectors, straight through."""
+
+    @staticmethod
+    def forward(ctx, x, vectors):
+        nearest = (x.unsqueeze(-2) - vectors).square().sum(-1).argmin(-1)
+        ctx.save_for_backward(x, vectors[nearest])
+        return vectors[nearest], (x - vectors[nearest]).square().mean()
+
+    @staticmethod
+    def backward(ctx, g, loss):
+        x, found = ctx.saved_tensors
+        return g + loss * 2 * (x - found) / x.numel(), None
+
+
+class OfTwo(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.linear, self.weight = function, torch.nn.Linear(4, 4), torch.nn.Parameter(torch.randn(6, 4) if function is Nearest else torch.randn(4, 4))
+        self.weight.requires_grad_(function is not Nearest)
+
+    def forward(self, x):
+        found = self.function.apply(self.linear(x), self.weight)
+        return found if isinstance(found, torch.Tensor) else found[0] * found[1]
+
+
+@pytest.mark.parametrize("function", [FixedPoint, Nearest])
+@pytest.mark.parametrize("second", [False, True], ids=["", "second derivative"])
+def test_products_of_an_open_and_a_fixed_size(function, second, dynamo):
+    torch.manual_seed(0)
+    check(OfTwo(function), dynamo, (5, 4), (3, 8, 1), second)
