@@ -30,8 +30,8 @@ from symbolics.errors import Faq, FormatError, RunError, UnsupportedOperatorErro
 from symbolics.graph.values import trains
 from symbolics.graph.walk import walk
 from symbolics.node.dtypes import DTYPES
-from symbolics.node.metadata import StateEntry, changes_of, pairing_of, read_cumulative, read_stilled
-from symbolics.node.names import BUFFERS_KEY, CUMULATIVE_KEY, OUTPUTS_KEY
+from symbolics.node.metadata import StateEntry, changes_of, pairing_of, read_cumulative, read_stilled, write_state
+from symbolics.node.names import BUFFERS_KEY, CUMULATIVE_KEY, OUTPUTS_KEY, STATE_KEY
 from symbolics.node.result import rebuild
 from symbolics.text import shown
 from symbolics.users import warn
@@ -173,7 +173,7 @@ class Bound:
         )  # fmt: skip
 
     def filled(self, module: torch.nn.Module) -> ir.Model:
-        """A copy of the file that holds the module's state as it counts now.
+        """A copy of the file that holds the module's state as it counts now, and which of its parameters are frozen.
 
         Raises:
             RunError: As `run` has it of the state.
@@ -183,6 +183,14 @@ class Bound:
             for name, tensor in zip(self.state, self._state_of(module), strict=True):
                 value = model.graph.initializers[name]
                 value.const_value = ir.Tensor(to_array(tensor), dtype=value.dtype, name=name)
+        parameters = dict(module.named_parameters(remove_duplicate=False))
+        trains = {name: parameters[path].requires_grad for name, path in self.names.items() if path in parameters}
+        entries = {
+            key: dataclasses.replace(entry, trainable=trains.get(entry.initializer, entry.trainable)) if entry.kind == "parameter" else entry
+            for key, entry in self.entries.items()
+        }
+        if entries != self.entries:
+            model.metadata_props[STATE_KEY] = write_state(entries)
         return model
 
     def run(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:

@@ -308,3 +308,24 @@ def test_one_of_two_tied_parameters_cannot_be_adapted_alone():
         setattr(module, name, Around(getattr(module, name), "weight"))
         with pytest.raises(exporter.RunError, match=r"'embed.weight' and 'head.weight' are one tensor in the file, and two now"):
             module(ids)
+
+
+@pytest.mark.parametrize("foreign", [False, True], ids=["", "foreign"])
+def test_a_saved_file_has_what_is_frozen(foreign, dynamo, tmp_path):
+    """In training the file again, and in a step of it, frozen parameters get no gradient; and back."""
+    path, (linear, x) = tmp_path / "m.onnx", (nn.Linear(4, 4), torch.randn(3, 4))
+    if foreign:
+        torch.onnx.export(linear, (x,), path, dynamo=dynamo, optimize=False, verbose=False)
+    else:
+        exporter.export(linear, (x,), dynamo=dynamo).save(path)
+    for frozen in (True, False):
+        module = exporter.load(path)
+        module.get_parameter("weight").requires_grad_(not frozen)
+        module.save(path)
+        again = exporter.load(path)
+        assert {name: parameter.requires_grad for name, parameter in again.named_parameters()} == {"weight": not frozen, "bias": True}
+        again(x).sum().backward()
+        assert (again.get_parameter("weight").grad is None) is frozen
+        graph = exporter.build_gradient_graph(onnx.load(path))
+        assert [each.name for each in graph.graph.outputs if "weight" in each.name] == ([] if frozen else ["weight_grad"])
+        assert_close(again(x), linear(x))

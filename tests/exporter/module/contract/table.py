@@ -56,7 +56,7 @@ for _ in range(10):
     loss.backward()  # onnxruntime runs the gradient of the file, with your backward
     optimizer.step()
 
-module.save("trained.onnx")  # the file, with the weights of now
+module.save("trained.onnx")  # the file, with the weights of now, and with what is frozen
 model.load_state_dict(module.state_dict())  # the names are those of the model
 ```
 
