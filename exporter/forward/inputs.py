@@ -137,7 +137,7 @@ def check_dynamic(model: torch.nn.Module, args: Any, kwargs: dict[str, Any], dyn
                 raise ExportError(
                     f"dimension {axis} of the input {name} was declared dynamic and came out as {value.shape[axis]}: the model turned it into a number, for "
                     "example by int(x.shape[0]) in an argument, by len(x), or by as many parts as it has (unbind, split(n), a loop over x): pass the size itself, "
-                    "slice, or leave the dimension out of dynamic_shapes"
+                    "slice, name the module of a loop in opaque=, or leave the dimension out of dynamic_shapes"
                 )
 
 

@@ -60,8 +60,8 @@ def _of_parts(where: str, axis: str, parts: int) -> str:
 
 def _of_number(where: str, axis: str) -> str:
     return (
-        f"{where} makes a number of the size of the open axis {axis!r}: the file keeps the example's: compute with x.shape[0] itself, choose "
-        "with torch.cond or torch.where, or give the axis a fixed size."
+        f"{where} makes a number of the size of the open axis {axis!r}: the file keeps the example's, in a loop as many steps: compute with the size itself, "
+        "choose with torch.cond or torch.where, name the module of a loop in opaque=, or give the axis a fixed size."
     )
 
 

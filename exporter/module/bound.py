@@ -186,7 +186,9 @@ class Bound:
         parameters = dict(module.named_parameters(remove_duplicate=False))
         trains = {name: parameters[path].requires_grad for name, path in self.names.items() if path in parameters}
         entries = {
-            key: dataclasses.replace(entry, trainable=trains.get(entry.initializer, entry.trainable)) if entry.kind == "parameter" else entry
+            key: dataclasses.replace(entry, trainable=trains.get(entry.initializer, entry.trainable))
+            if entry.kind == "parameter"
+            else entry
             for key, entry in self.entries.items()
         }
         if entries != self.entries:

@@ -63,5 +63,5 @@ def _say(frame: types.FrameType | None, condition: str, number: float | None = N
     else:
         warn(
             f"int(), float() or an index {place} makes a number of the size of an open axis{condition}: the file has the example's {number} at every size: give "
-            "the axis a fixed size, or compute with the size itself (//, math.floor, torch.sym_float)."
+            "the axis a fixed size, compute with the size itself (//, math.floor, torch.sym_float), or name the module of a loop in opaque=."
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -158,6 +159,8 @@ def _of_a_class(call: _Call) -> _Answer:
 
 def _composite(call: _Call) -> _Answer:
     """A function written in Python: what it calls inside may stop gradients too (F.gumbel_softmax)."""
+    if not isinstance(call.func, types.FunctionType):  # asked before the caches below, of which Dynamo warns in a body of torch.cond
+        return None
     bodies = inner_body_of if call.recorder is not None and call.recorder.choosing else body_of
     body = None if call.func in REWRITES or call.name in TAKING else bodies(call.func)
     if body is None:

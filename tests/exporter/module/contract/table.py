@@ -112,7 +112,8 @@ _TAIL = """
   that looks for layers by their class finds none, and nothing warns of it: `torch.optim.swa_utils.update_bn`, `SyncBatchNorm.convert_sync_batchnorm`,
   quantisation of modules, functions of `apply` that ask for a class. Do this to the model, before the export. Modules without parameters and buffers
   (`nn.ReLU`, `nn.Dropout`) are not there at all.
-- **The types are those at export.** `double()`, `half()` and `torch.autocast` do not reach into a graph.
+- **The types are those at export.** `double()`, `half()` and `torch.autocast` do not reach into a graph. Export under autocast to float16 instead:
+  onnxruntime's CPU has hardly a kernel for bfloat16, and such a file does not run there.
 - **The mode of the export counts.** A model that was exported in `eval()` has no dropout in its file, and fixed statistics in BatchNorm. `train()`
   warns of it, for files of pythonop. A file of another tool does not say its mode: what drops out in it drops out in `train()`.
 
