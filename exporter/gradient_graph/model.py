@@ -18,6 +18,7 @@ from symbolics.errors import FormatError
 from symbolics.gradients.bodies import EXPOSED, OWN_RULE
 from symbolics.graph.calls import complete_calls
 from symbolics.graph.flatten import flatten, of_modules
+from symbolics.graph.own_outputs import own_outputs_of_bodies
 from symbolics.graph.values import attr, describe, graph_of, is_mark, rank_of, static_shape
 from symbolics.graph.walk import subgraphs, walk
 from symbolics.node.metadata import read_state
@@ -78,6 +79,7 @@ def own_copy(source: Any, *, bounded: bool = False) -> ir.Model:
     if any(n.op_type in ("If", "Loop", "Scan") for n in model.graph):  # so that a body may be copied without its weights
         lift_initializers(model)
         _rename_shadows(model.graph, set())
+        own_outputs_of_bodies(model, list(walk(model.graph)))
     model.ir_version = max(model.ir_version, _OLDEST_IR)
     if read_state(model.metadata_props) is None:
         _doubt_outputs(model)

@@ -18,6 +18,7 @@ from symbolics.quirks.onnx.lost_initializers import register_lost_initializers
 from symbolics.quirks.onnx.near_numbers import near_numbers_apart
 from symbolics.quirks.onnxruntime.batch_norm_buffers import copied, pin_running_statistics, read_copies
 from symbolics.quirks.onnxruntime.bernoulli import draw_by_uniforms
+from symbolics.quirks.onnxruntime.body_outputs import own_outputs_of_bodies
 from symbolics.quirks.onnxruntime.determinants import determinants_of_doubles
 from symbolics.quirks.onnxruntime.empty_einsums import einsums_of_nothing
 from symbolics.quirks.onnxruntime.empty_products import EMPTY_PRODUCTS, products_of_nothing
@@ -178,6 +179,7 @@ OPTIMIZED: tuple[GraphPass, ...] = (
     products_of_nothing,
     einsums_of_nothing,
     determinants_of_doubles,
+    own_outputs_of_bodies,
 )
 
 #: On a file of any exporter, as `load` opens it: what onnxruntime does wrong stands here too, mostly, for files that are not ours.
@@ -188,6 +190,7 @@ LOADED: tuple[GraphPass, ...] = (
     products_of_nothing,
     einsums_of_nothing,
     determinants_of_doubles,
+    own_outputs_of_bodies,
     scatter_in_turn,
 )
 

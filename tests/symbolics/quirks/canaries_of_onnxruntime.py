@@ -90,6 +90,15 @@ def determinants(cures=()):
         return True
 
 
+def body_outputs(cures=()):
+    """What nobody writes is whatever was in memory: three tries."""
+    values = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [64]) for name in ("s", "i", "s2", "i")]
+    body = helper.make_graph([helper.make_node("Add", ["s", "i"], ["s2"])], "body", values[:2], values[2:])
+    nodes = [helper.make_node("Scan", ["x", "z"], ["last", "y"], body=body, num_scan_inputs=1)]
+    feeds = {"x": np.ones(64, np.float32), "z": np.full((3, 64), 7, np.float32)}
+    return any(differs((on_onnxruntime(nodes, feeds, cures=cures), feeds["z"])) for _ in range(3))
+
+
 def half_scatters(cures=()):
     node = helper.make_node("ScatterND", ["x", "i", "u"], ["y"], reduction="add")
     x = np.ones(2, np.float16)
