@@ -15,7 +15,9 @@ import onnx_ir as ir
 
 from exporter.files.program import PortableCall
 from exporter.forward.fold import fold
+from exporter.gradient_graph.inference import infer_shapes
 from symbolics import quirks, torch_private as private
+from symbolics.capture.binding import TracedSize
 from symbolics.capture.opaque_op import Record
 from symbolics.capture.translate import translations
 from symbolics.errors import ExportError, PythonopWarning
@@ -57,7 +59,7 @@ def make_portable(
         StaysOpaque: Nor for one that was captured as no PythonOp could say it.
     """
     calls: list[PortableCall] = []
-    made = _Made(model)
+    made, fixed = _Made(model), _fixed_sizes(model, records)
     for node in list(walk(model.graph)):
         record = records.get(node)
         if record is None:
@@ -71,7 +73,7 @@ def make_portable(
             continue
         used = tuple(bool(value.uses()) or value.is_graph_output() for value in node.outputs[1:])
         try:
-            functions = made.functions(record, used)
+            functions = made.of_either(record, fixed.get(node), used)
         except Untraceable as error:
             if wanted:
                 raise ExportError(
@@ -106,6 +108,19 @@ class _Made:
         self.known: dict[Any, list[ir.Function] | Untraceable] = {}
         self.texts: dict[bytes, list[ir.Function]] = {}
         self.names: set[str] = set()
+
+    def of_either(self, record: Record, fixed: list[list[Any]] | None, used: tuple[bool, ...]) -> list[ir.Function]:
+        """The functions of a call, for any sizes or else for those that are fixed.
+
+        Raises:
+            Untraceable: There are none.
+        """
+        try:
+            return self.functions(record, used)
+        except Untraceable:
+            if fixed is None:
+                raise
+            return self.functions(replace(record, sizes=fixed), used)
 
     def functions(self, record: Record, used: tuple[bool, ...]) -> list[ir.Function]:
         """The functions of a call.
@@ -168,6 +183,35 @@ class _Made:
             self.model.ir_version = max(self.model.ir_version, 10)  # the oldest with metadata of functions
         if not any(node.domain == ORT_DOMAIN for node in nodes):
             self.model.opset_imports.pop(ORT_DOMAIN, None)
+
+
+def _fixed_sizes(model: ir.Model, records: Mapping[ir.Node, Record]) -> dict[ir.Node, list[list[Any]]]:
+    """The sizes of calls that TorchScript traced with open axes, with those as numbers that ONNX infers to be so from the inputs of the model.
+
+    A trace knows the example's numbers alone, so that each might come from an open axis (`symbolics.capture.binding.Slots.dims`).
+    """
+    if not any(isinstance(dim, TracedSize) for record in records.values() for dims in record.sizes for dim in dims):
+        return {}
+    copy = model.clone()
+    for node in walk(copy.graph):
+        for value in node.outputs:
+            value.shape = None  # torch wrote some of them down as the example has them
+    infer_shapes(copy)
+    found = {}
+    for node, twin in zip(walk(model.graph), walk(copy.graph), strict=True):
+        record = records.get(node)
+        if record is None:
+            continue
+        shapes = [None if value is None or value.shape is None else list(value.shape) for value in twin.inputs]
+        fixed = [
+            [number if isinstance(number, int) and dim == TracedSize.of(number) else dim for dim, number in zip(dims, shape, strict=True)]
+            if shape is not None and len(shape) == len(dims)
+            else dims
+            for dims, shape in zip(record.sizes, shapes, strict=False)
+        ]
+        if fixed != record.sizes and len(fixed) == len(record.sizes):
+            found[node] = fixed
+    return found
 
 
 def _replace(node: ir.Node, function: ir.Function) -> None:

@@ -18,7 +18,16 @@ from symbolics.node.containers import Slot, fill
 from symbolics.node.torch_arguments import PartialSize
 from symbolics.text import clean
 
-__all__ = ["Slots", "bind", "has_setup_context"]
+__all__ = ["Slots", "TracedSize", "bind", "has_setup_context"]
+
+
+class TracedSize(sympy.Symbol):  # type: ignore[misc]
+    """A size of which a trace knows the example's number alone: it may be that of an open axis."""
+
+    @classmethod
+    def of(cls, number: int) -> TracedSize:
+        """The size that is this number in the example."""
+        return cls(f"d{number}", integer=True, positive=True)
 
 
 def has_setup_context(cls: Any) -> bool:
@@ -135,7 +144,7 @@ class Slots:
             return [sizes_of(value) for value in self.values]
         with private.paused_capture():  # a trace hands out sizes as tensors, and warns of who makes them numbers
             numbers = [list(v.shape) if kind == "tensor" else [int(v)] for v, kind in zip(self.values, self.order, strict=True)]
-        return [[sympy.Symbol(f"d{n}", integer=True, positive=True) if dynamic and n > 1 else n for n in dims] for dims in numbers]
+        return [[TracedSize.of(n) if dynamic and n > 1 else n for n in dims] for dims in numbers]
 
     def path(self, index: int) -> str:
         """Which argument a slot came from."""
