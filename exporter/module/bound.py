@@ -12,7 +12,7 @@ import onnx_ir as ir
 import torch
 from torch.utils import _pytree as pytree
 
-from exporter.files.places import path_in_name, scope_of
+from exporter.files.places import path_in_name
 from exporter.files.program import model_bytes
 from exporter.files.read import open_model
 from exporter.files.trust import Gate
@@ -27,7 +27,7 @@ from exporter.train_mode.batch_norm import counter_of
 from exporter.train_mode.dropout import draw_seed
 from symbolics import torch_private as private
 from symbolics.errors import Faq, FormatError, RunError, UnsupportedOperatorError
-from symbolics.graph.values import trains
+from symbolics.graph.values import scope_of, trains
 from symbolics.graph.walk import walk
 from symbolics.node.dtypes import DTYPES
 from symbolics.node.metadata import StateEntry, changes_of, pairing_of, read_cumulative, read_stilled, write_state
@@ -186,7 +186,9 @@ class Bound:
         parameters = dict(module.named_parameters(remove_duplicate=False))
         trains = {name: parameters[path].requires_grad for name, path in self.names.items() if path in parameters}
         entries = {
-            key: dataclasses.replace(entry, trainable=trains.get(entry.initializer, entry.trainable)) if entry.kind == "parameter" else entry
+            key: dataclasses.replace(entry, trainable=trains.get(entry.initializer, entry.trainable))
+            if entry.kind == "parameter"
+            else entry
             for key, entry in self.entries.items()
         }
         if entries != self.entries:
