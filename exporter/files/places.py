@@ -8,11 +8,11 @@ from typing import Literal, get_args
 
 import onnx_ir as ir
 
-from symbolics.graph.values import scope_of
+from symbolics.graph.values import SCOPES, scope_of
 from symbolics.graph.walk import reads
 from symbolics.node.backward import is_backward
 from symbolics.node.metadata import pairing_of, read_state, step_of, tangents_of
-from symbolics.node.names import MODULE_PROPERTY, ORT_DOMAIN, PYTHON_OP_GRAD, SCOPES_PROPERTY
+from symbolics.node.names import MODULE_PROPERTY, ORT_DOMAIN, PYTHON_OP_GRAD
 
 __all__ = ["PARTS", "Part", "Places", "path_in_name", "scope_of"]
 
@@ -89,7 +89,7 @@ class Places:
         props = node.metadata_props
         if MODULE_PROPERTY in props:
             return props[MODULE_PROPERTY]
-        found = scope_of(node) if SCOPES_PROPERTY in props or _OURS.match(node.name or "") else path_in_name(node.name or "")
+        found = scope_of(node) if SCOPES in props or _OURS.match(node.name or "") else path_in_name(node.name or "")
         if self._step is not None:  # the module around the model and its loss
             found = found.removeprefix("model").removeprefix(".") if found == "model" or found.startswith("model.") else found or "loss"
         return found

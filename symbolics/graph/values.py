@@ -12,11 +12,11 @@ import onnx_ir as ir
 
 from symbolics.errors import Faq, FormatError, UnsupportedOperatorError
 from symbolics.node.limits import MAX_UNROLLED
-from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, OWN_DOMAIN, PYTHON_OP, PYTHON_OP_TANGENT, SCOPES_PROPERTY
+from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, OWN_DOMAIN, PYTHON_OP, PYTHON_OP_TANGENT
 from symbolics.text import shown
 
 __all__ = [
-    "RANDOM", "array_of", "attr", "check_unrolled", "constant_of", "describe", "dtype_of", "fixed_array", "function_of", "graph_of", "input_of", "is_float", "is_float_tensor", "is_mark", "is_python_op", "is_python_op_tangent", "is_static", "made_by", "may_be_float", "name_of", "operator_text",
+    "RANDOM", "SCOPES", "array_of", "attr", "check_unrolled", "constant_of", "describe", "dtype_of", "fixed_array", "function_of", "graph_of", "input_of", "is_float", "is_float_tensor", "is_mark", "is_python_op", "is_python_op_tangent", "is_static", "made_by", "may_be_float", "name_of", "operator_text",
     "rank_of", "schema_default", "scope_of", "static_shape", "trains", "unsupported",
 ]  # fmt: skip
 
@@ -26,6 +26,8 @@ RANDOM = frozenset("Bernoulli Dropout Multinomial RandomNormal RandomNormalLike 
 _STANDARD = ("", "ai.onnx")
 _OLDEST = 18  # the oldest opset of a model that has gradients: older ones are converted
 _SCHEMA = object()
+#: Metadata that torch's exporter writes of a node: the modules around it, a list as text.
+SCOPES = "pkg.torch.onnx.name_scopes"
 _OTHER_PATHS = ("namespace", "pkg.torch.onnx.scopes")  # where a node has no scopes
 _NO_SCOPE = "_empty_nn_module_stack_from_metadata_hook"  # what torch writes where a pass of its own made a node in no module
 _MOST_SCOPES = 10_000  # letters of a text of scopes that is read
@@ -203,7 +205,7 @@ def operator_text(node: ir.Node) -> str:
 
 def scope_of(node: ir.Node) -> str:
     """``model.head``, as torch.export writes it; "" where it wrote nothing."""
-    text = node.metadata_props.get(SCOPES_PROPERTY, "")
+    text = node.metadata_props.get(SCOPES, "")
     try:  # ['', 'model', 'model.head', 'linear_8'], the last is the operation
         scopes = [scope for scope in ast.literal_eval(text[:_MOST_SCOPES]) if scope != _NO_SCOPE]
         return str(scopes[-2])
@@ -215,7 +217,7 @@ def describe(node: ir.Node) -> str:
     """``Operator (node 'name' in module.path)`` for messages."""
     operator = shown(operator_text(node))
     props = node.metadata_props
-    path = scope_of(node) if SCOPES_PROPERTY in props else next((props[key] for key in _OTHER_PATHS if key in props), "")
+    path = scope_of(node) if SCOPES in props else next((props[key] for key in _OTHER_PATHS if key in props), "")
     names = [repr(shown(o.name)) for o in node.outputs if o.name]
     outputs = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     where = f" in module {shown(path)}" if path else ""

@@ -42,7 +42,6 @@ __all__ = [
     "QUANTIZER_PROPERTY",
     "ROWS_DOMAIN",
     "RULES_KEY",
-    "SCOPES_PROPERTY",
     "SOURCE_PROPERTY",
     "STATE_KEY",
     "STEP_KEY",
@@ -132,9 +131,6 @@ QUANTIZER_PROPERTY = "pythonop.quantizer"
 
 # Metadata of a Clip node that stands for hardtanh or relu6: no gradient flows at its bounds. A clamp's Clip, where it does, has none.
 OPEN_PROPERTY = "pythonop.open"
-
-# Metadata that torch's exporter writes of a node: the modules around it, a list as text.
-SCOPES_PROPERTY = "pkg.torch.onnx.name_scopes"
 
 # In `ir.Node.meta`, during an export alone, of the node that makes a new running variance: the old one.
 NEW_VARIANCE = "pythonop.new_running_variance"
