@@ -143,11 +143,7 @@ class Nearest(torch.autograd.Function):
 class OfTwo(torch.nn.Module):
     def __init__(self, function):
         super().__init__()
-        self.function, self.linear, self.weight = (
-            function,
-            torch.nn.Linear(4, 4),
-            torch.nn.Parameter(torch.randn(6, 4) if function is Nearest else torch.randn(4, 4)),
-        )
+        self.function, self.linear, self.weight = function, torch.nn.Linear(4, 4), torch.nn.Parameter(torch.randn(6, 4) if function is Nearest else torch.randn(4, 4))
         self.weight.requires_grad_(function is not Nearest)
 
     def forward(self, x):
