@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 import exporter
-from exporter.commands.run import dims_option, inputs_option, read_arrays, sizes_of
-from exporter.commands.run_file import feeds_of
+from exporter.commands.compared import compared_feeds
+from exporter.commands.run import dims_option, inputs_option
 from exporter.commands.shared import (
     Failure,
     check_option,
@@ -53,7 +53,7 @@ __all__ = ["quantize"]
     default=0,
     type=click.IntRange(min=0),
     metavar="N",
-    help="Run both models on N inputs, and say which levels differ.",
+    help="Run both models on N inputs, and say which levels differ. Where --inputs gives all inputs, N is 1.",
 )
 @inputs_option
 @dims_option
@@ -97,12 +97,12 @@ def quantize(
                 tell({"file": str(output), **facts, "unchecked": checks}, [f"wrote {clean(str(output))}", *lines, *checks], as_json)
                 return
             quantized = exporter.quantize(model, weights=weights, group=group)
-        arrays = read_arrays(inputs) if inputs is not None else {}
-        compared = None
+        compared, notes = None, list[str]()
         if runs:
             with status("comparing", as_json), one_message(context, "the run"):
-                proto = quantized.model_proto
-                compared = quantized.compare(*(feeds_of(proto, arrays, sizes_of(dims), seed) for seed in range(runs)))
+                call = "exporter.quantize(model).compare(*data)"
+                feeds, notes = compared_feeds(context, quantized.model_proto, runs, inputs, dims, in_python=call)
+                compared = quantized.compare(*feeds)
         unchecked = checked([(quantized.model, output)], check, as_json)
         with status(f"writing {output}", as_json):
             save_model(quantized.model, output, external_data=external_data or None, check=False)
@@ -118,7 +118,7 @@ def quantize(
             "unchecked": unchecked,
         }
         lines = [f"wrote {clean(str(output))} ({size:,} bytes; before {before:,})", *str(quantized).splitlines()]
-        tell(facts, (*lines, *(str(compared).splitlines() if compared else ()), *unchecked), as_json)
+        tell(facts, (*lines, *(str(compared).splitlines() if compared else ()), *notes, *unchecked), as_json)
 
 
 def _other_form(program: exporter.Program) -> tuple[dict[str, Any], list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from exporter.files.save import saving
 from symbolics.errors import FormatError, RunError
 from symbolics.text import shown
 
-__all__ = ["Backend", "feeds_of", "made_up_inputs", "run_file"]
+__all__ = ["Backend", "default_sizes", "feeds_of", "made_up_inputs", "run_file", "several_feeds"]
 
 Backend = Literal["auto", "onnxruntime", "reference"]
 
@@ -117,6 +117,38 @@ def feeds_of(proto: onnx.ModelProto, inputs: Mapping[str, np.ndarray], dims: Map
     return feeds
 
 
+def several_feeds(
+    proto: onnx.ModelProto, inputs: Mapping[str, np.ndarray], dims: Mapping[str, int], runs: int
+) -> list[dict[str, np.ndarray]]:
+    """`feeds_of` with random numbers of its own for each run; one where nothing in it is random, as every run would be the same.
+
+    Raises:
+        RunError, FormatError: As `feeds_of`.
+    """
+    first = feeds_of(proto, inputs, dims, 0)
+    if not any(name not in inputs and _is_random(array.dtype) for name, array in first.items()):
+        return [first]
+    return [first, *(feeds_of(proto, inputs, dims, seed) for seed in range(1, runs))]
+
+
+def default_sizes(proto: onnx.ModelProto, inputs: Mapping[str, np.ndarray], dims: Mapping[str, int]) -> list[str]:
+    """The symbolic dimensions of made-up inputs whose size nobody has said."""
+    made_up = [value for value in _wanted(proto) if value.name not in inputs]
+    named = {dim.dim_param: None for value in made_up for dim in value.type.tensor_type.shape.dim if dim.dim_param}
+    return [name for name in named if name not in dims]
+
+
+def _wanted(proto: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
+    """The inputs that no initializer gives."""
+    given = {tensor.name for tensor in proto.graph.initializer}
+    return (value for value in proto.graph.input if value.name not in given)
+
+
+def _is_random(dtype: np.dtype) -> bool:
+    """Whether made-up numbers of a type are random."""
+    return dtype.kind == "f" or dtype.name == "bfloat16"
+
+
 def made_up_inputs(proto: onnx.ModelProto, dims: Mapping[str, int], seed: int) -> dict[str, np.ndarray]:
     """Random floats, zeros of every other type, one array per input that no initializer gives.
 
@@ -124,18 +156,14 @@ def made_up_inputs(proto: onnx.ModelProto, dims: Mapping[str, int], seed: int) -
         FormatError: An input has no type or shape.
     """
     random = np.random.default_rng(seed)
-    given = {tensor.name for tensor in proto.graph.initializer}
     out: dict[str, np.ndarray] = {}
-    for value in proto.graph.input:
-        if value.name in given:
-            continue
+    for value in _wanted(proto):
         kind = value.type.tensor_type
         if not value.type.HasField("tensor_type") or not kind.elem_type:
             raise FormatError(f"the input {shown(value.name)} is no typed tensor: give it with --inputs")
         shape = [d.dim_value if d.HasField("dim_value") else dims.get(d.dim_param, 2) for d in kind.shape.dim]
         dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
-        floating = dtype.kind == "f" or dtype.name == "bfloat16"
-        out[value.name] = random.standard_normal(shape).astype(dtype) if floating else np.zeros(shape, dtype)
+        out[value.name] = random.standard_normal(shape).astype(dtype) if _is_random(dtype) else np.zeros(shape, dtype)
     return out
 
 

@@ -10,9 +10,9 @@ import click
 
 import exporter
 from exporter.commands import shared
+from exporter.commands.compared import compared_feeds
 from exporter.commands.inputs import load_case
-from exporter.commands.run import dims_option, read_arrays, sizes_of
-from exporter.commands.run_file import feeds_of
+from exporter.commands.run import dims_option
 from exporter.files.read import open_model
 from symbolics.text import clean
 
@@ -51,7 +51,13 @@ def quantized_options(command: Callable[..., Any]) -> Callable[..., Any]:
             type=click.Path(path_type=Path),
             help="With --quantized: an .npz file with an array per input. Inputs that it lacks are random.",
         ),
-        click.option("--runs", default=10, show_default=True, type=click.IntRange(min=1), help="With --quantized: how many inputs."),
+        click.option(
+            "--runs",
+            default=10,
+            show_default=True,
+            type=click.IntRange(min=1),
+            help="With --quantized: how many inputs; one where --inputs gives all.",
+        ),
         click.option(
             "--quantized",
             type=click.Path(path_type=Path),
@@ -115,11 +121,10 @@ def verify_quantized(
                     opset_version=opset,
                     portable=True,
                 )
-        given = read_arrays(arrays) if arrays is not None else {}
         with shared.status("comparing", as_json), shared.one_message(context, "the comparison"):
-            proto = exporter.Program(whole).model_proto
-            feeds = (feeds_of(proto, given, sizes_of(dims), seed) for seed in range(runs))
+            call = "exporter.verify_quantized(integers, model, *data)"
+            feeds, notes = compared_feeds(context, exporter.Program(whole).model_proto, runs, arrays, dims, in_python=call)
             proof = exporter.verify_quantized(whole, rounded, *feeds, **limits)
-        shared.tell(proof.as_json(), (f"{clean(str(integers))} beside {clean(model)}", *str(proof).splitlines()), as_json)
+        shared.tell(proof.as_json(), (f"{clean(str(integers))} beside {clean(model)}", *str(proof).splitlines(), *notes), as_json)
         if not proof.ok:
             context.exit(1)

@@ -119,7 +119,7 @@ class FileFacts:
     """A file, as numbers and texts.
 
     Attributes:
-        format_version: Of docs/format.md; None for a file that pythonop did not write.
+        format_version: Of docs/format.md; None for a model that another exporter wrote.
         ir_version, opsets: Of ONNX.
         inputs, outputs: Name and type of each: ``("x", "float[batch, 3]")``.
         operators: How many nodes of each operator, subgraphs and functions included, the most frequent first.

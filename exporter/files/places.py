@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterable, Iterator
 from typing import Literal, get_args
 
 import onnx_ir as ir
 
+from symbolics.graph.values import SCOPES, scope_of
 from symbolics.graph.walk import reads
 from symbolics.node.backward import is_backward
 from symbolics.node.metadata import pairing_of, read_state, step_of, tangents_of
@@ -20,20 +20,7 @@ __all__ = ["PARTS", "Part", "Places", "path_in_name", "scope_of"]
 Part = Literal["forward", "gradient", "tangent", "update"]
 PARTS: tuple[Part, ...] = get_args(Part)
 
-_SCOPES = "pkg.torch.onnx.name_scopes"
-_NO_SCOPE = "_empty_nn_module_stack_from_metadata_hook"  # what torch writes where a pass of its own made a node in no module
 _OURS = re.compile(r"(grad|tangent|step)\d*/")  # prefixes of the names of nodes that pythonop made
-_MOST = 10_000  # letters of a text of scopes that is read
-
-
-def scope_of(node: ir.Node) -> str:
-    """``model.head``, as torch.export writes it; "" where it wrote nothing."""
-    text = node.metadata_props.get(_SCOPES, "")
-    try:  # ['', 'model', 'model.head', 'linear_8'], the last is the operation
-        scopes = [scope for scope in ast.literal_eval(text[:_MOST]) if scope != _NO_SCOPE]
-        return str(scopes[-2])
-    except (ValueError, SyntaxError, IndexError, TypeError, MemoryError, RecursionError):
-        return ""
 
 
 def path_in_name(name: str) -> str:
@@ -102,7 +89,7 @@ class Places:
         props = node.metadata_props
         if MODULE_PROPERTY in props:
             return props[MODULE_PROPERTY]
-        found = scope_of(node) if _SCOPES in props or _OURS.match(node.name or "") else path_in_name(node.name or "")
+        found = scope_of(node) if SCOPES in props or _OURS.match(node.name or "") else path_in_name(node.name or "")
         if self._step is not None:  # the module around the model and its loss
             found = found.removeprefix("model").removeprefix(".") if found == "model" or found.startswith("model.") else found or "loss"
         return found

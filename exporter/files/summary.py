@@ -74,7 +74,7 @@ def _cut(texts: list[str]) -> list[str]:
 
 def _lines_of(facts: FileFacts) -> Iterator[tuple[str, str]]:
     version = facts.format_version
-    yield "format", f"pythonop {version}" if version is not None else "not written by pythonop"
+    yield "format", f"pythonop {version}" if version is not None else _of_another(facts)
     yield "ONNX", f"IR {facts.ir_version}, " + ", ".join(f"{domain or 'ai.onnx'} {number}" for domain, number in facts.opsets.items())
     for what, values in (("inputs", facts.inputs), ("outputs", facts.outputs)):
         named = [f"{clean(name)}: {clean(kind)}" for name, kind in values[:_VALUES]]
@@ -114,6 +114,12 @@ def _lines_of(facts: FileFacts) -> Iterator[tuple[str, str]]:
         yield "buffers", f"{facts.buffers}, {facts.not_persistent} not in state_dict()"
     for group in facts.tied:
         yield "tied", " = ".join(group)
+
+
+def _of_another(facts: FileFacts) -> str:
+    """Of a model that another exporter wrote: what pythonop has added to it."""
+    added = [what for what, there in (("gradients", facts.training), ("tangents", facts.tangents)) if there]
+    return "another exporter's model" + (f", with {' and '.join(added)} of pythonop" if added else "")
 
 
 def _of_data(files: Sequence[DataFacts]) -> list[str]:

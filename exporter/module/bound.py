@@ -12,7 +12,7 @@ import onnx_ir as ir
 import torch
 from torch.utils import _pytree as pytree
 
-from exporter.files.places import path_in_name, scope_of
+from exporter.files.places import path_in_name
 from exporter.files.program import model_bytes
 from exporter.files.read import open_model
 from exporter.files.trust import Gate
@@ -27,7 +27,7 @@ from exporter.train_mode.batch_norm import counter_of
 from exporter.train_mode.dropout import draw_seed
 from symbolics import torch_private as private
 from symbolics.errors import Faq, FormatError, RunError, UnsupportedOperatorError
-from symbolics.graph.values import trains
+from symbolics.graph.values import scope_of, trains
 from symbolics.graph.walk import walk
 from symbolics.node.dtypes import DTYPES
 from symbolics.node.metadata import StateEntry, changes_of, pairing_of, read_cumulative, read_stilled, write_state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,9 @@ from symbolics.text import clean, reason
 
 __all__ = ["Comparison", "compare", "quantized_name"]
 
+#: Of an input, how many shapes a report says.
+_SHAPES = 4
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -28,6 +32,8 @@ class Comparison:
         outputs: Output -> the largest difference.
         classes: Output of two axes -> the share of rows whose largest element is another one.
         runs: How many inputs.
+        different: How many of them are different.
+        shapes: Input of the model -> its types and shapes on them, each once: ``float32[2, 3, 48, 48]``.
     """
 
     levels: dict[str, float]
@@ -35,11 +41,14 @@ class Comparison:
     outputs: dict[str, float]
     classes: dict[str, float]
     runs: int
+    different: int
+    shapes: dict[str, list[str]]
 
     def __str__(self) -> str:
         """A line for each quantiser and each output."""
         return "\n".join(
-            [f"{self.runs} inputs, beside the model in rounded floats"]
+            [f"{self._count}, beside the model in rounded floats"]
+            + [f"  input {clean(name)}: {_listed(shapes)}" for name, shapes in self.shapes.items()]
             + [f"  levels of {clean(name)}: {share:.4%} differ, by {self.steps[name]:.0f} at most" for name, share in self.levels.items()]
             + [
                 f"  output {clean(name)}: {gap:.1e} at most"
@@ -47,6 +56,15 @@ class Comparison:
                 for name, gap in self.outputs.items()
             ]
         )
+
+    @property
+    def _count(self) -> str:
+        count = f"{self.runs} input{'s' * (self.runs != 1)}"
+        return count if self.different == self.runs else f"{count}, {self.different} of them different"
+
+
+def _listed(shapes: Sequence[str]) -> str:
+    return ", ".join(shapes[:_SHAPES]) + (f" and {len(shapes) - _SHAPES} more" if len(shapes) > _SHAPES else "")
 
 
 def compare(rounded: ir.Model, integers: ir.Model, scales: Mapping[str, float], inputs: Sequence[Mapping[str, Any]]) -> Comparison:
@@ -77,9 +95,15 @@ def compare(rounded: ir.Model, integers: ir.Model, scales: Mapping[str, float], 
     two = _session(integers, [name for name in names.values() if name not in outputs], level.ORT_ENABLE_ALL)
     off, total, steps = dict.fromkeys(names, 0), dict.fromkeys(names, 0), dict.fromkeys(names, 0.0)
     gaps, rows, moved = dict.fromkeys(outputs, 0.0), dict.fromkeys(outputs, 0), dict.fromkeys(outputs, 0)
+    different: set[bytes] = set()
+    shapes: dict[str, dict[str, None]] = {str(value.name): {} for value in one.get_inputs()}
     for feeds in inputs:
         wanted = _run(one, feeds)
         values = _run(two, feeds)
+        arrays = {name: np.asarray(feeds[name]) for name in shapes if name in feeds}
+        different.add(_digest(arrays))
+        for name, array in arrays.items():
+            shapes[name][f"{array.dtype}{list(array.shape)}"] = None
         found = {name: values[names.get(name, name)] for name in (*outputs, *names)}
         for name in names:
             apart = np.abs(wanted[name] - found[name]) / scales[name]
@@ -98,7 +122,18 @@ def compare(rounded: ir.Model, integers: ir.Model, scales: Mapping[str, float], 
         gaps,
         {name: moved[name] / rows[name] for name in outputs if rows[name]},
         len(inputs),
+        len(different),
+        {name: list(each) for name, each in shapes.items() if each},
     )
+
+
+def _digest(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """The same for the same inputs."""
+    digest = hashlib.sha256()
+    for name, array in arrays.items():
+        numbers = repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()
+        digest.update(f"{name} {array.dtype} {array.shape} ".encode() + numbers)
+    return digest.digest()
 
 
 def quantized_name(name: str, outputs: Container[str]) -> str:

@@ -14,7 +14,7 @@ from exporter.quantization.groups import GroupGrid, fit_groups
 from exporter.quantization.quantizers import ELEMENTWISE, Missed, Quantizer
 from symbolics.graph.values import attr
 
-__all__ = ["MOVES", "Product", "find_products", "group_weights", "only_reader", "sources_of", "weights_of"]
+__all__ = ["MOVES", "OF_FLOAT32", "Product", "find_products", "group_weights", "only_reader", "sources_of", "weights_of"]
 
 _PRODUCTS = {"Conv", "Gemm", "MatMul"}
 _FEWEST_AXES = {"Conv": 3, "Gemm": 2, "MatMul": 1}  # of a weight
@@ -22,6 +22,8 @@ _FEWEST_AXES = {"Conv": 3, "Gemm": 2, "MatMul": 1}  # of a weight
 _FLOAT = {"ConvTranspose", "GRU", "LSTM", "RNN"}
 #: What moves numbers and computes none: levels stay levels.
 MOVES = {"Flatten", "Identity", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
+#: Why a weight of another type is none.
+OF_FLOAT32 = "integers are made of float32 models alone, model.float()"
 _LARGEST = 2**31 - 1
 _UNQUANTIZED = "no quantiser takes what it gives, or something else takes it, too"
 
@@ -75,7 +77,7 @@ def weights_of(model: ir.Model, constants: Constants) -> dict[ir.Node, WeightGri
         if weight.ndim < _FEWEST_AXES[node.op_type]:
             found[node] = f"its weight has {weight.ndim} axes"
         elif weight.dtype != np.float32:
-            found[node] = f"its weight is {weight.dtype}: integers are made of float32 models alone, model.float()"
+            found[node] = f"its weight is {weight.dtype}: {OF_FLOAT32}"
         else:
             found[node] = fit_weight(weight, axis, constants.behind(value))
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 from typing import Any
 
@@ -15,8 +16,8 @@ from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, OWN_DOMAIN, P
 from symbolics.text import shown
 
 __all__ = [
-    "RANDOM", "array_of", "attr", "check_unrolled", "constant_of", "describe", "dtype_of", "fixed_array", "function_of", "graph_of", "input_of", "is_float", "is_float_tensor", "is_mark", "is_python_op", "is_python_op_tangent", "is_static", "made_by", "may_be_float", "name_of", "operator_text",
-    "rank_of", "schema_default", "static_shape", "trains", "unsupported",
+    "RANDOM", "SCOPES", "array_of", "attr", "check_unrolled", "constant_of", "describe", "dtype_of", "fixed_array", "function_of", "graph_of", "input_of", "is_float", "is_float_tensor", "is_mark", "is_python_op", "is_python_op_tangent", "is_static", "made_by", "may_be_float", "name_of", "operator_text",
+    "rank_of", "schema_default", "scope_of", "static_shape", "trains", "unsupported",
 ]  # fmt: skip
 
 #: Operators that may draw random numbers: two are never one, none is computed beforehand. (A Dropout draws where it `trains`.)
@@ -25,7 +26,11 @@ RANDOM = frozenset("Bernoulli Dropout Multinomial RandomNormal RandomNormalLike 
 _STANDARD = ("", "ai.onnx")
 _OLDEST = 18  # the oldest opset of a model that has gradients: older ones are converted
 _SCHEMA = object()
-_MODULE_PATH_KEYS = ("pkg.torch.onnx.name_scopes", "namespace", "pkg.torch.onnx.scopes")
+#: Metadata that torch's exporter writes of a node: the modules around it, a list as text.
+SCOPES = "pkg.torch.onnx.name_scopes"
+_OTHER_PATHS = ("namespace", "pkg.torch.onnx.scopes")  # where a node has no scopes
+_NO_SCOPE = "_empty_nn_module_stack_from_metadata_hook"  # what torch writes where a pass of its own made a node in no module
+_MOST_SCOPES = 10_000  # letters of a text of scopes that is read
 
 
 # ---------------------------------------------------------------------------------------------------------------- nodes
@@ -198,10 +203,21 @@ def operator_text(node: ir.Node) -> str:
     return name if node.domain in _STANDARD else f"{node.domain}::{name}"
 
 
+def scope_of(node: ir.Node) -> str:
+    """``model.head``, as torch.export writes it; "" where it wrote nothing."""
+    text = node.metadata_props.get(SCOPES, "")
+    try:  # ['', 'model', 'model.head', 'linear_8'], the last is the operation
+        scopes = [scope for scope in ast.literal_eval(text[:_MOST_SCOPES]) if scope != _NO_SCOPE]
+        return str(scopes[-2])
+    except (ValueError, SyntaxError, IndexError, TypeError, MemoryError, RecursionError):
+        return ""
+
+
 def describe(node: ir.Node) -> str:
     """``Operator (node 'name' in module.path)`` for messages."""
     operator = shown(operator_text(node))
-    path = next((node.metadata_props[k] for k in _MODULE_PATH_KEYS if k in node.metadata_props), "")
+    props = node.metadata_props
+    path = scope_of(node) if SCOPES in props else next((props[key] for key in _OTHER_PATHS if key in props), "")
     names = [repr(shown(o.name)) for o in node.outputs if o.name]
     outputs = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     where = f" in module {shown(path)}" if path else ""

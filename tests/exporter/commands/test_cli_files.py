@@ -217,3 +217,16 @@ def test_a_device_stays_one(file, tmp_path, command):
     assert f"cannot write {pipe}: it is a device, pipe or socket" in result.stderr.replace("\n", "")
     assert pipe.is_fifo()
     assert sorted(path.name for path in tmp_path.iterdir()) == [file.name, pipe.name]
+
+
+@pytest.mark.parametrize(
+    ("command", "said"), [(None, "another exporter's model\n"), ("gradient", "with gradients of pythonop"), ("tangent", "with tangents of")]
+)
+def test_inspect_says_what_of_a_foreign_model_is_of_pythonop(tmp_path, command, said):
+    torch.onnx.export(torch.nn.Linear(3, 2), (torch.randn(1, 3),), tmp_path / "foreign.onnx", dynamo=False)
+    file = tmp_path / "foreign.onnx"
+    if command is not None:
+        assert cli(command, file, "-o", tmp_path / "made.onnx").exit_code == 0
+        file = tmp_path / "made.onnx"
+    line = next(line for line in cli("inspect", file).stdout.splitlines() if line.startswith("format"))
+    assert said in f"{line.strip()}\n" and "another exporter's model" in line

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 import torch
 
-from exporter.commands.run_file import run_file
+from exporter.commands.run_file import default_sizes, run_file, several_feeds
 from symbolics.errors import RunError, TrustError
 from tests.exporter.runtime.build import forward, record
 from tests.zoo import functions as F
@@ -47,3 +48,15 @@ def test_refusals(path, tmp_path):
         run_file(path, allow=ALLOW, output=tmp_path / "missing" / "y.npz")
     with pytest.raises(RunError, match="at least once"):
         run_file(path, allow=ALLOW, times=0)
+
+
+def test_runs_that_would_all_be_the_same_are_one():
+    float_and_ids = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 20]> f (float[n, 2] x, int64[n] ids) => (float[n, 2] y) { y = Identity(x) }'
+    )
+    x, ids = np.ones((2, 2), np.float32), np.zeros(2, np.int64)
+    for given, count in (({}, 3), ({"ids": ids}, 3), ({"x": x}, 1), ({"x": x, "ids": ids}, 1)):
+        feeds = several_feeds(float_and_ids, given, {}, 3)
+        assert len(feeds) == count == len({each["x"].tobytes() for each in feeds})
+        assert default_sizes(float_and_ids, given, {}) == (["n"] if len(given) < 2 else [])
+    assert default_sizes(float_and_ids, {}, {"n": 5}) == []

@@ -7,8 +7,9 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 
-from exporter.files.places import Places, path_in_name, scope_of
+from exporter.files.places import Places, path_in_name
 from exporter.files.read import open_model
+from symbolics.graph.values import scope_of
 
 
 def places_of(path):

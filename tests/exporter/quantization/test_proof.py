@@ -217,3 +217,51 @@ def test_other_names_of_outputs_are_said():
     other.graph.outputs[0].name = "scores"
     with pytest.raises(exporter.ArgumentError, match="has the output 'scores', and the file in integers has .*output_names"):
         exporter.verify_quantized(quantized, other, *inputs)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """A model of pictures of any size, and the same in integers."""
+    folder = tmp_path_factory.mktemp("images")
+    model, (x,) = trained(MODELS["conv ste"])
+    program = exporter.export(
+        model, (x,), dynamo=False, portable=True, input_names=["image"], dynamic_axes={"image": {0: "batch", 2: "height", 3: "width"}}
+    )
+    program.save(folder / "model.onnx")
+    exporter.quantize(program).save(folder / "integers.onnx")
+    np.savez(folder / "data.npz", image=x.numpy())
+    return folder, list(x.shape)
+
+
+def both_commands(folder, option, *arguments):
+    """What `quantize` and `verify --quantized` say of the same comparison."""
+    for command in (
+        ["quantize", folder / "model.onnx", "-o", folder / "again.onnx", *(["--compare", option] if option else [])],
+        ["verify", "--quantized", folder / "integers.onnx", folder / "model.onnx", *(["--runs", option] if option else [])],
+    ):
+        done = CliRunner().invoke(main, [*map(str, command), *map(str, arguments)])
+        assert done.exit_code == 0, done.output
+        yield done
+
+
+def test_inputs_that_are_all_given_are_run_once(images):
+    folder, shape = images
+    for done in both_commands(folder, 20, "--inputs", folder / "data.npz"):
+        assert "1 input, beside" in done.stdout and f"input image: float32{shape}" in done.stdout
+        assert "all 20 runs would be the same" in " ".join(done.stderr.split()) and "*data)" in done.stderr
+        assert "size 2" not in done.stdout
+    for done in both_commands(folder, 1, "--inputs", folder / "data.npz"):
+        assert "1 input, beside" in done.stdout and not done.stderr
+    default = call("--quantized", folder / "integers.onnx", folder / "model.onnx", "--inputs", folder / "data.npz", "--json")
+    compared = json.loads(default.stdout)["compared"]
+    assert (compared["runs"], compared["different"], compared["shapes"]) == (1, 1, {"image": [f"float32{shape}"]})
+    assert not default.stderr  # nobody asked for more
+
+
+def test_the_sizes_of_random_inputs_are_said(images):
+    folder, (_, channels, *_) = images
+    for done in both_commands(folder, 3, "--dim", "height=16", "--dim", "width=16"):
+        assert f"3 inputs, beside the model in rounded floats\n  input image: float32[2, {channels}, 16, 16]" in done.stdout
+        assert "size 2, as no --dim says another: batch\n" in done.stdout
+    for done in both_commands(folder, 2, "--dim", "height=16", "--dim", "width=16", "--dim", "batch=1"):
+        assert "size 2" not in done.stdout

@@ -334,3 +334,51 @@ def test_damaged_models_are_errors_of_ours(name, make):
     with pytest.raises((ExportError, FormatError)) as told:
         make(onnx.parser.parse_model(DAMAGED[name]))
     assert len(str(told.value).splitlines()) <= 6
+
+
+class Convolutions(nn.Sequential):
+    """Five products in floats."""
+
+    def __init__(self):
+        super().__init__(*(nn.Conv2d(3, 3, 1) for _ in range(5)))
+
+
+@pytest.mark.parametrize(
+    ("half", "way"), [(False, "onnxruntime.quantization.quantize_static"), (True, "way out: export the model in float32")]
+)
+def test_the_error_of_a_float_model_counts_its_products_and_has_its_way_out(dynamo, half, way):
+    model, x = Convolutions().eval(), torch.randn(1, 3, 4, 4)
+    with pytest.raises(ExportError) as told:
+        exporter.quantize(exporter.export(model.half() if half else model, (x.half() if half else x,), dynamo=dynamo))
+    text = str(told.value)
+    assert way in text and "\n  and 3 more products\n" in text and len(text.splitlines()) <= 6, text
+    assert ("train with quantisers" in text) is not half and "['" not in text
+    if dynamo:
+        assert " in module 0): its weight" in text and " in module 1): its weight" in text
+
+
+def test_the_error_of_a_model_without_products_says_so():
+    with pytest.raises(ExportError, match="no convolution and no matrix product"):
+        exporter.quantize(exporter.export(nn.Sequential(nn.ReLU(), nn.Tanh()), (torch.randn(2, 3),), dynamo=False))
+
+
+def test_rounding_models_are_not_sent_to_another_quantisation():
+    """It has quantisers, so what onnxruntime does with float models is no way out."""
+    with pytest.raises(ExportError, match="way out: train with quantisers") as told:
+        exporter.quantize(
+            exporter.export(nn.Sequential(Act("fake_quantize", **SIGNED), nn.Linear(4, 2)).eval(), (torch.randn(2, 4),), dynamo=False)
+        )
+    assert "quantize_static" not in str(told.value)
+
+
+def test_a_comparison_says_on_what_it_was_made():
+    model, names = nn.Sequential(Act(), Linear(4, 2)).eval(), {"input_names": ["x"], "dynamic_axes": {"x": {0: "batch"}}}
+    quantized = exporter.quantize(exporter.export(model, (torch.randn(3, 4),), dynamo=False, portable=True, **names))
+    one, other = (np.random.default_rng(seed).standard_normal((3 + seed, 4)).astype(np.float32) for seed in range(2))
+    found = quantized.compare({"x": one}, {"x": other}, {"x": one.copy()})
+    assert (found.runs, found.different, found.shapes) == (3, 2, {"x": ["float32[3, 4]", "float32[4, 4]"]})
+    assert str(found).startswith("3 inputs, 2 of them different, beside")
+    assert "\n  input x: float32[3, 4], float32[4, 4]\n" in str(found)
+    assert str(quantized.compare({"x": one})).startswith("1 input, beside")
+    many = quantized.compare(*({"x": np.zeros((size, 4), np.float32)} for size in range(1, 7)))
+    assert "float32[4, 4] and 2 more\n" in str(many)

@@ -1,0 +1,45 @@
+"""On what two files are compared: the inputs of each run, and what somebody should know of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import onnx
+from click.core import ParameterSource
+
+from exporter.commands.run import read_arrays, sizes_of
+from exporter.commands.run_file import default_sizes, several_feeds
+from symbolics.text import shown
+from symbolics.users import warn
+
+__all__ = ["compared_feeds"]
+
+
+def compared_feeds(
+    context: click.Context, proto: onnx.ModelProto, runs: int, inputs: Path | None, dims: tuple[str, ...], *, in_python: str
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The inputs of --runs or --compare, one where all runs would be the same.
+
+    Args:
+        context: The command.
+        proto: The model that takes them.
+        runs, inputs, dims: What the options say.
+        in_python: The call of Python that takes a data set.
+
+    Returns:
+        The arrays of each run, and lines for the report.
+
+    Raises:
+        Failure, RunError, FormatError: An option does not fit the file.
+    """
+    arrays: Mapping[str, Any] = read_arrays(inputs) if inputs is not None else {}
+    sizes = sizes_of(dims)
+    feeds = several_feeds(proto, arrays, sizes, runs)
+    if len(feeds) < runs and context.get_parameter_source("runs") is ParameterSource.COMMANDLINE:
+        warn(f"no input is random, so all {runs} runs would be the same: one is made. A data set is compared in Python: {in_python}")
+    twos = default_sizes(proto, arrays, sizes)
+    notes = [f"  size 2, as no --dim says another: {', '.join(map(shown, twos[:8]))}{', ...' if len(twos) > 8 else ''}"] if twos else []
+    return feeds, notes
