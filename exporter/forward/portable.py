@@ -77,7 +77,7 @@ def make_portable(
         except Untraceable as error:
             if wanted:
                 raise ExportError(
-                    f"{name}, called in module {record.module or '<root>'} at {record.source or 'a line unknown'}: no ONNX function can stand for it: {error}.\n"
+                    f"{name}, called in module {record.module or '<root>'} at {record.source or 'a line unknown'}: no ONNX function can stand for it: {str(error).rstrip('.')}.\n"
                     "  way out: leave it out of portable=, and it stays a PythonOp"
                 ) from error.__cause__
             if record.traced is not None:
