@@ -15,7 +15,7 @@ from exporter.verification.compare import ROUGH, largest
 from exporter.verification.eager import SEED, EagerStep, draws, in_float64, with_the_files_masks
 from exporter.verification.elsewhere import other_runs, rows_of
 from exporter.verification.masks import Masks
-from exporter.verification.process import FileRun, FileStep, step_of
+from exporter.verification.process import FileRun, FileStep, asked_of, step_of
 from exporter.verification.steps import copy_of, tensors_of
 from exporter.verification.worker import FileSteps
 from symbolics.errors import PythonopError
@@ -79,7 +79,7 @@ class Proof:
         others = [] if drawing else other_runs(case, program.model, masks)
         asked = [eager, *(other.eager for other in others if other.eager is not None)]
         job: dict[str, Any] = {
-            "steps": [{"inputs": step.inputs, "cotangents": step.cotangents} for step in asked],
+            "steps": [asked_of(step) for step in asked],
             "seed": SEED,
             "buffers": sorted(eager.buffers.keys() - eager.notes),
         }

@@ -13,6 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from exporter.errors import short
 from exporter.gradient_graph.build import build_gradient_graph
 from exporter.gradient_graph.model import own_copy
+from exporter.runtime.mended_operators import MendedEvaluator
 from symbolics.errors import PythonopError
 from symbolics.graph.values import dtype_of, is_float, is_python_op, name_of
 from symbolics.graph.walk import walk
@@ -127,7 +128,7 @@ class _Function:
 
             self.evaluator = reference_evaluator(proto, allow)
         else:
-            self.evaluator = ReferenceEvaluator(proto)
+            self.evaluator = MendedEvaluator(proto)
 
     def __call__(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         names = self.evaluator.input_names
@@ -149,12 +150,18 @@ def _value(value: ir.Value, given: Any, rng: np.random.Generator) -> np.ndarray:
 def _in_double(model: ir.Model) -> ir.Model:
     """The same model in float64."""
     double = ir.DataType.DOUBLE
-    for value in (*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()):
+    graphs: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    for graph in graphs:
+        for value in (*graph.inputs, *graph.outputs):
+            _widen(value)
+    for value in model.graph.initializers.values():
         _widen(value)
-    for node in walk(model.graph):
+    for node in (node for graph in graphs for node in walk(graph)):
         for value in node.outputs:
             _widen(value)
         for name, attribute in list(node.attributes.items()):
+            if attribute.is_ref():  # of a function: each call has its value
+                continue
             if attribute.type is ir.AttributeType.TENSOR and attribute.value.dtype.is_floating_point():
                 node.attributes[name] = ir.AttrTensor(name, ir.tensor(attribute.value.numpy().astype(np.float64)))
             elif name in _FLOAT_ATTRIBUTES and attribute.type is ir.AttributeType.INT and ir.DataType(attribute.value).is_floating_point():

@@ -19,7 +19,7 @@ from exporter.files.trust import Gate
 from exporter.runtime.backward import PythonOpBackward as AgainKernel
 from exporter.runtime.changed import changed_functions, say_changed
 from exporter.runtime.kernels import PythonOp as ForwardKernel, PythonOpGrad as BackwardKernel
-from exporter.runtime.mended_operators import GatherElements
+from exporter.runtime.mended_operators import MENDED
 from exporter.runtime.prepare import drop_unread_contexts
 from exporter.runtime.store import ContextStore
 from exporter.runtime.tangent import PythonOpTangent as TangentKernel
@@ -132,7 +132,7 @@ def _operators(gate: Gate, store: ContextStore) -> list[type[OpRun]]:
     assert StopGradient.__name__ == MARK_OP
     assert PythonOpBackward.__name__ == PYTHON_OP_BACKWARD
     assert PythonOpTangent.__name__ == PYTHON_OP_TANGENT
-    return [PythonOp, PythonOpGrad, PythonOpBackward, PythonOpTangent, StopGradient, GatherElements]
+    return [PythonOp, PythonOpGrad, PythonOpBackward, PythonOpTangent, StopGradient, *MENDED]
 
 
 @short

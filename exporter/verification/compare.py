@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from exporter.verification.rows import Row
+from exporter.verification.steps import shapes_of
 
 __all__ = ["FACTOR", "FEW", "ROUGH", "Results", "compare", "difference", "largest", "tolerance_of"]
 
@@ -68,7 +69,7 @@ def compare(
     precision: torch.dtype | None = None,
     untouched: Mapping[str, torch.Tensor] | None = None,
 ) -> list[Row]:
-    """A row per tensor: outputs, gradients, then the buffers that a forward changes.
+    """A row per tensor: outputs, gradients, then the buffers that a forward changes. Of outputs of other shapes there are no gradients.
 
     Args:
         wanted: Eager's.
@@ -88,7 +89,8 @@ def compare(
         problem = f"the file has {len(got.outputs)} outputs, eager {len(wanted.outputs)}"
         rows.append(Row("outputs", "output", (), "", float("nan"), None, 0.0, "", False, problem))
     noise = max((largest(g) for g in wanted.gradients.values() if g is not None), default=0.0)
-    for (kind, name), gradient in wanted.gradients.items():
+    comparable = shapes_of(got.outputs) == shapes_of(wanted.outputs)
+    for (kind, name), gradient in wanted.gradients.items() if comparable else ():
         found = got.gradients.get((kind, name))
         better = precise.gradients[kind, name] if precise is not None else None
         if gradient is None and found is None:

@@ -19,6 +19,7 @@ from exporter.verification.compare import difference
 from exporter.verification.kept import state_in
 from exporter.verification.masks import Masks, OtherDraws
 from exporter.verification.memory import HighWater
+from exporter.verification.second_step import second_step_failure
 from exporter.verification.steps import as_in_file, backward, changed, copy_of, measured, state_of, tensors_of
 from symbolics.capture.undifferentiable import StopWhereNone, is_refusal, lacks_backward
 from symbolics.errors import ExportError, PythonopError, UnsupportedOperatorError
@@ -231,7 +232,11 @@ def in_float64(case: Case, eager: EagerStep, masks: Masks | None) -> EagerStep |
 
 
 def measured_step(case: Case, eager: EagerStep, steps: int) -> tuple[float, int | None]:
-    """The median time of a step, forward and backward, of the parameters and the float inputs as in the file; and its memory in bytes."""
+    """The median time of a step, forward and backward, of the parameters and the float inputs as in the file; and its memory in bytes.
+
+    Raises:
+        ExportError: Eager's second step fails, as that of a model which keeps the graph of its first one.
+    """
     return _stopped_where_refused(lambda: _measured(case, eager, steps))
 
 
@@ -245,7 +250,14 @@ def _measured(case: Case, eager: EagerStep, steps: int) -> tuple[float, int | No
     with torch.enable_grad():
         memory = HighWater()
         step()
-        return measured(step, steps, memory)
+        try:
+            return measured(step, steps, memory)
+        except PythonopError:
+            raise
+        except Exception as error:
+            if is_refusal(error):
+                raise  # `_stopped_where_refused` runs it again
+            raise second_step_failure(error, model) from error
 
 
 def _given(case: Case, kind: torch.dtype | None, leaves: dict[int, torch.Tensor]) -> Any:

@@ -127,6 +127,9 @@ def _constants(model: ir.Model, eager: tuple[EagerStep, EagerStep], file: tuple[
         if (
             torch.equal(found, stayed)
             and not torch.equal(wanted, moved)
-            and difference(moved, wanted) > largest(moved) * tolerance_of(str(moved.dtype).removeprefix("torch."))
+            and (
+                moved.shape != wanted.shape
+                or difference(moved, wanted) > largest(moved) * tolerance_of(str(moved.dtype).removeprefix("torch."))
+            )
         ):
             yield f"the file's output {name_of(value)!r} is a constant: it does not move with the inputs, eager's does"

@@ -23,10 +23,13 @@ from exporter.verification.notes import CHANGED, Note
 from exporter.verification.rows import Row
 from exporter.verification.steps import copy_of, entries_of_copy
 from symbolics.errors import FormatError, PythonopError, TrustError
+from symbolics.graph.walk import walk
 from symbolics.node.names import STATE_KEY, STEP_KEY
 from symbolics.text import shown
 
 __all__ = ["names_allowed", "note_on_values", "note_on_weights", "open_existing", "weight_rows"]
+
+_LACKING = "the file has no such weight"
 
 
 def open_existing(file: Any) -> ir.Model:
@@ -83,7 +86,7 @@ def _row(name: str, ours: torch.Tensor | None, value: ir.Value | None) -> Row:
     if not isinstance(known, torch.Tensor) or torch.nn.parameter.is_lazy(known):
         return Row(name, "weight", (), "", float("nan"), None, 0.0, "", False, "it has no values")
     about = (name, "weight", tuple(known.shape), str(known.dtype).removeprefix("torch."))
-    missing = "the file has no such weight" if theirs is None else "the model has no such weight" if ours is None else ""
+    missing = _LACKING if theirs is None else "the model has no such weight" if ours is None else ""
     if not missing and ours is not None and isinstance(theirs, torch.Tensor) and (theirs.shape, theirs.dtype) != (ours.shape, ours.dtype):
         missing = f"in the file it is {str(theirs.dtype).removeprefix('torch.')} of shape {list(theirs.shape)}"
     if missing or ours is None or not isinstance(theirs, torch.Tensor):
@@ -97,10 +100,35 @@ def _row(name: str, ours: torch.Tensor | None, value: ir.Value | None) -> Row:
     return Row(*about, gap, None, 0.0, about[3], not count, problem)
 
 
-def note_on_weights(rows: list[Row], file: str) -> Iterator[Note]:
-    """What to do where the weights are others: the code can be compared all the same."""
+def _is_in_integers(file: ir.Model) -> bool:
+    """Whether a file has weights in integers: a DequantizeLinear of its graph reads one that is constant."""
+    nodes = (node for node in walk(file.graph) if node.op_type == "DequantizeLinear" and not node.domain and node.inputs)
+    return any(node.inputs[0] is not None and node.inputs[0].const_value is not None for node in nodes)
+
+
+def note_on_weights(rows: list[Row], model: ir.Model, file: str) -> Iterator[Note]:
+    """What to do where the weights are others: the code can be compared all the same.
+
+    Args:
+        rows: Of `weight_rows`.
+        model, file: The file, and what to call it.
+    """
     bad = [row for row in rows if not row.ok]
-    if bad:
+    other = [row for row in bad if not row.reference]  # where there is one, elements were compared
+    if any(row.problem == _LACKING for row in other) and _is_in_integers(model):
+        yield Note(
+            "A file in integers",
+            f"{len(bad)} of {len(rows)} weights of the model are not in the file as they are, as it computes in integers (exporter.quantize writes such files): "
+            f"compare it with its fake-quantised model by pythonop verify --quantized {shown(file)} TARGET, or exporter.verify_quantized.",
+        )
+    elif other:
+        yield Note(
+            "Other weights",
+            f"{len(other)} of {len(rows)} weights are of another shape or type, or on one side alone (the first is {other[0].name}: {other[0].problem}), so that "
+            "outputs and gradients cannot be equal: this is the file of another model. Way out: export this model again, or give verify the TARGET that the "
+            "file was exported from.",
+        )
+    elif bad:
         yield Note(
             "Other weights",
             f"{len(bad)} of {len(rows)} weights of the file are not the model's, so that outputs and gradients differ, too. To compare the code alone, give the "

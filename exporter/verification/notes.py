@@ -12,6 +12,7 @@ import torch
 from exporter.runtime.changed import named
 from exporter.verification.compare import FACTOR, FEW, ROUGH, tolerance_of
 from exporter.verification.rows import ELSEWHERE, Row
+from exporter.verification.steps import shapes_of
 from symbolics.graph.values import is_python_op
 from symbolics.graph.walk import walk
 
@@ -25,11 +26,14 @@ __all__ = [
     "note_on_changes",
     "note_on_constants",
     "note_on_no_departure",
+    "note_on_outputs",
     "notes_on",
 ]
 
 #: The headings of what counts also where nothing differs.
 CHANGED, OUTPUTS_ALONE = "Changed since the export", "Outputs alone"
+#: Of outputs that cannot be compared.
+OTHER_OUTPUTS = "Other outputs"
 ALWAYS = frozenset((CHANGED, OUTPUTS_ALONE))
 
 #: Operators at whose result one rounding may choose: the largest of several, the nearest of two, a side of a bound.
@@ -87,6 +91,29 @@ def note_on_constants(rows: Sequence[Row]) -> Iterator[Note]:
             "The export took for a constant what forward computes from its input: NumPy, .item(), float() or tolist() of a tensor, an `if` on a tensor's values, a "
             "size as a number. Write it in operators of torch, put it into an autograd Function, which stays Python in the file.",
         )
+
+
+def note_on_outputs(mine: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor], names: Sequence[str]) -> Iterator[Note]:
+    """Outputs of another number or other shapes than the model's, of which there are no gradients to compare; what to do.
+
+    Args:
+        mine, theirs: Eager's outputs, and the file's.
+        names: What the file calls its own.
+    """
+    one, two = shapes_of(mine), shapes_of(theirs)
+    if one == two:
+        return
+    if len(one) != len(two):
+        said = f"The file has {len(two)} output{'' if len(two) == 1 else 's'} ({', '.join(names)}), the model {len(one)}"
+    else:
+        index = next(index for index, shapes in enumerate(zip(one, two, strict=True)) if shapes[0] != shapes[1])
+        name = f" ({names[index]})" if index < len(names) else ""
+        said = f"Output {index}{name} is {two[index]} in the file, {one[index]} in the model"
+    yield Note(
+        OTHER_OUTPUTS,
+        f"{said}: this is the file of another model, and gradients were not compared. Way out: export this model again, or give verify the TARGET (model, "
+        "configuration and example) that the file was exported from.",
+    )
 
 
 def note_on_changes(changed: Mapping[str, list[str]]) -> Iterator[Note]:

@@ -12,11 +12,12 @@ import torch
 
 from exporter.files.fresh import fresh_python
 from exporter.verification.eager import SEED, EagerStep
+from exporter.verification.steps import shapes_of
 from symbolics.errors import Faq, FormatError, RunError, TrustError
 from symbolics.node.names import qualified_name
 from symbolics.node.patterns import Patterns
 
-__all__ = ["FileRun", "FileStep", "run_in_a_fresh_process", "step_of"]
+__all__ = ["FileRun", "FileStep", "asked_of", "run_in_a_fresh_process", "step_of"]
 
 
 @dataclass
@@ -25,7 +26,7 @@ class FileStep:
 
     Attributes:
         outputs: The tensors that it gives, flat.
-        gradients: (kind, name) -> gradient, None where it has none.
+        gradients: (kind, name) -> gradient, None where it has none; all None where the outputs are others than eager's in number or shape.
         buffers: name -> its value behind the forward, of the buffers that the file's or eager's forward changed.
         differentiable: Which outputs have a gradient.
     """
@@ -83,7 +84,7 @@ def run_in_a_fresh_process(
     patterns = [entry if isinstance(entry, str) else qualified_name(entry) for entry in Patterns(allow, "allow").items]
     job = {
         "path": str(path), "allow": patterns, "setup": setup, "count": count, "seed": SEED, "threads": torch.get_num_threads(),
-        "steps": [{"inputs": step.inputs, "cotangents": step.cotangents} for step in eager],
+        "steps": [asked_of(step) for step in eager],
         "providers": providers if providers is None else list(providers),
         "buffers": sorted(eager[0].buffers.keys() - eager[0].notes),
     }  # fmt: skip
@@ -109,6 +110,11 @@ def run_in_a_fresh_process(
         kind, faq = kinds.get(result["kind"], RunError), None if result["faq"] is None else Faq(result["faq"])
         raise kind(f"in the fresh process: {result['kind']}: {result['error']}{remedy}", faq=faq)
     return FileRun(**{**result, "steps": [step_of(found) for found in result["steps"]]})
+
+
+def asked_of(step: EagerStep) -> dict[str, Any]:
+    """A step of eager, as `exporter.verification.worker.FileSteps` makes the file's."""
+    return {"inputs": step.inputs, "cotangents": step.cotangents, "shapes": shapes_of(step.outputs)}
 
 
 def step_of(found: dict[str, Any]) -> FileStep | str:

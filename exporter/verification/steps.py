@@ -22,7 +22,7 @@ from symbolics.errors import ExportError
 from symbolics.node.patterns import listed
 from symbolics.text import said
 
-__all__ = ["as_in_file", "backward", "changed", "copy_of", "entries_of_copy", "measured", "state_of", "tensors_of"]
+__all__ = ["as_in_file", "backward", "changed", "copy_of", "entries_of_copy", "measured", "shapes_of", "state_of", "tensors_of"]
 
 
 def copy_of(model: torch.nn.Module, kind: torch.dtype | None = None) -> torch.nn.Module:
@@ -89,6 +89,11 @@ def _compiled_copy(model: torch.jit.ScriptModule) -> torch.nn.Module:
 def tensors_of(result: Any) -> list[torch.Tensor]:
     """The tensors of what a model returned, flat."""
     return [as_in_file(leaf) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+
+
+def shapes_of(outputs: Sequence[torch.Tensor]) -> list[list[int]]:
+    """The shapes of outputs: where a file's are others than eager's, no cotangent fits, and there are no gradients to compare."""
+    return [list(out.shape) for out in outputs]
 
 
 def as_in_file(tensor: torch.Tensor) -> torch.Tensor:

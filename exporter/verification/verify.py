@@ -33,15 +33,24 @@ from exporter.verification.eager import EagerStep, draws, in_backward, in_float6
 from exporter.verification.elsewhere import Elsewhere, other_runs, rows_of
 from exporter.verification.existing import names_allowed, note_on_values, note_on_weights, open_existing, weight_rows
 from exporter.verification.kept import note_on_state
-from exporter.verification.notes import choices_of, note_on_backward, note_on_changes, note_on_constants, note_on_no_departure, notes_on
+from exporter.verification.notes import (
+    choices_of,
+    note_on_backward,
+    note_on_changes,
+    note_on_constants,
+    note_on_no_departure,
+    note_on_outputs,
+    notes_on,
+)
 from exporter.verification.process import FileRun, FileStep, run_in_a_fresh_process
 from exporter.verification.report import STEPS, Report
 from exporter.verification.rows import ELSEWHERE, Row
-from exporter.verification.steps import copy_of, entries_of_copy
+from exporter.verification.steps import copy_of, entries_of_copy, shapes_of
 from symbolics.errors import PythonopError, PythonopWarning, RunError
 from symbolics.graph.flatten import flattened
-from symbolics.graph.values import function_of, is_python_op
+from symbolics.graph.values import function_of, is_python_op, name_of
 from symbolics.graph.walk import walk
+from symbolics.node.metadata import results_of
 from symbolics.node.names import MARK_COUNT_KEY
 
 __all__ = ["verify"]
@@ -196,11 +205,18 @@ def _compared(
     memory = {name: used for name, used in zip(STEPS, (eager_memory, run.memory), strict=True) if used is not None}
     rows = rows_of(program.model, run, (eager, precise), others, getattr(torch, precision_of(providers) or "", None))
     weights = weight_rows(program.model, case.model) if file is not None else []
-    notes = [*note_on_weights(weights, str(file) if is_there else "model.onnx"), *note_on_changes(run.changed)]
+    found = run.steps[0]
+    assert isinstance(found, FileStep)
+    other_outputs = list(note_on_outputs(eager.outputs, found.outputs, [name_of(value) for value in results_of(program.model)]))
+    notes = [
+        *other_outputs,
+        *note_on_weights(weights, program.model, str(file) if is_there else "model.onnx"),
+        *note_on_changes(run.changed),
+    ]
     if file is not None:
         notes += note_on_values(program.model, allowed)
-    same_weights = all(row.ok for row in weights)
-    if same_weights:
+    same_model = not other_outputs and all(row.ok for row in weights)
+    if same_model:
         notes += [
             *note_on_state(rows, program.model),
             *note_on_backward(rows, eager.by_backward, is_there=not eager.no_backward),
@@ -212,7 +228,7 @@ def _compared(
         [*weights, *rows], _facts(case, program.model, made_by, size, run, providers), _functions(program), seconds, memory=memory,
         notes=notes, program=program,
     )  # fmt: skip
-    if bisect and not report.ok and masks is None and same_weights:  # with other weights, the first node that reads one departs
+    if bisect and not report.ok and masks is None and same_model:  # with other weights, the first node that reads one departs
         _log.info("looking for the first node that departs")
         report.first_departure = first_departure(program, *_where_it_differs(case, eager, rows, others), allowed)
         if report.first_departure is None:
@@ -233,6 +249,8 @@ def _where_it_differs(case: Case, eager: EagerStep, rows: list[Row], others: lis
 def _refuse_no_path(eager: EagerStep, found: FileStep | str) -> None:
     """A file without any gradient says nothing of the model, unless eager's are all zero: behind torch.round they are."""
     assert isinstance(found, FileStep)
+    if shapes_of(found.outputs) != shapes_of(eager.outputs):
+        return  # that is said in the report
     wanted = [has for has, g in zip(found.differentiable, eager.cotangents, strict=False) if g is not None]
     if wanted and not any(wanted) and any(largest(g) for g in eager.gradients.values() if g is not None):
         raise RunError("the outputs have a gradient in eager, and none in the file: no operator on their way is differentiable there")

@@ -24,7 +24,7 @@ class FileSteps:
     def __init__(self, module: Any, job: dict[str, Any]) -> None:
         """Args:
         module: What `exporter.load` gave.
-        job: "steps": for each the inputs and cotangents; "seed": of the masks of Dropout; "buffers": those to tell of, whether they change or not.
+        job: "steps": for each what `exporter.verification.process.asked_of` gives; "seed": of the masks of Dropout; "buffers": those to tell of, whether they change or not.
         """
         from exporter.verification.steps import state_of
         from symbolics.errors import RunError
@@ -42,15 +42,16 @@ class FileSteps:
         self._before = state_of(module)
 
     def step(self, given: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """A forward and a backward: the outputs, and the inputs with their gradients."""
-        from exporter.verification.steps import backward
+        """A forward, and a backward unless the outputs are others than eager's: the outputs, and the inputs with their gradients."""
+        from exporter.verification.steps import backward, shapes_of
 
         inputs = {
             name: (value := given["inputs"][known]).detach().clone().requires_grad_(value.is_floating_point())
             for name, known in self._names.items()
         }
         outputs = self._module.flat(**inputs)
-        backward(outputs, given["cotangents"])
+        if shapes_of(outputs) == given["shapes"]:
+            backward(outputs, given["cotangents"])
         return outputs, inputs
 
     def found(self, given: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,75 @@
+"""check_gradients: what a model needs to run in float64, on onnx's reference evaluator."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx.reference import ReferenceEvaluator
+
+import exporter
+from exporter.runtime.mended_operators import MendedEvaluator
+
+
+class Scaled(torch.autograd.Function):
+    """Its body has constants, which an export writes into a function."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * torch.tanh(x + 3.0) / 6.0
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        y = torch.tanh(x + 3.0)
+        return grad * (y + x * (1.0 - y * y)) / 6.0
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 4)
+
+    def forward(self, x):
+        return Scaled.apply(self.linear(x))
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_constants_in_functions(order):
+    program = exporter.export(Model(), (torch.randn(2, 3),), portable=True)
+    assert any(node.op_type == "Constant" for function in program.model.functions.values() for node in function)
+    assert exporter.check_gradients(program, order=order) < 1e-5
+
+
+@pytest.mark.parametrize("strides", [1, 2])
+def test_a_convolution_of_open_sizes(strides):
+    """Its gradient cuts off by Pad, which onnx's own evaluator does not."""
+    text = f"""<ir_version: 8, opset_import: ["" : 17]> g (float[n,2,h,w] x) => (float[n,3,a,b] y) <float[3,2,3,3] k>
+    {{ y = Conv<kernel_shape = [3, 3], strides = [{strides}, {strides}], pads = [1, 1, 1, 1]>(x, k) }}"""
+    model = onnx.parser.parse_model(text.replace(" <float[3,2,3,3] k>", ""))
+    kernel = np.random.default_rng(0).normal(size=(3, 2, 3, 3)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(kernel, "k"))
+    assert exporter.check_gradients(model, order=1, inputs={"x": np.random.default_rng(1).normal(size=(2, 2, 5, 6))}) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("opset", "pad"), [(2, "Pad<pads = [1, 0, 0, 2], value = 1.5>(x)"), (18, "Pad(x, p, v)"), (18, 'Pad<mode = "reflect">(x, p)')]
+)
+def test_pads_that_only_add_are_as_onnx_has_them(opset, pad):
+    more = "" if opset == 2 else "p = Constant<value_ints = [1, 0, 0, 2]>() v = Constant<value_float = 1.5>() "
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : {opset}]> g (float[A,B] x) => (float[C,D] y) {{ {more} y = {pad} }}'
+    )
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    (mended,) = MendedEvaluator(model).run(None, {"x": x})
+    np.testing.assert_array_equal(mended, ReferenceEvaluator(model).run(None, {"x": x})[0])
+
+
+def test_negative_pads_cut_off():
+    text = '<ir_version: 8, opset_import: ["" : 18]> g (float[A,B] x) => (float[C,D] y) { p = Constant<value_ints = [-1, 1]>() a = Constant<value_ints = [-1]>() y = Pad(x, p, , a) }'
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    for evaluator in (MendedEvaluator, exporter.reference_evaluator):
+        (y,) = evaluator(onnx.parser.parse_model(text)).run(None, {"x": x})
+        np.testing.assert_array_equal(y, [[1, 2, 0], [4, 5, 0]])
