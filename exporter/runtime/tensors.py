@@ -20,7 +20,7 @@ from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 from exporter.files.tensors import new_bytes
 from exporter.runtime.library import put_to_sleep
 from symbolics import torch_private as private
-from symbolics.errors import RunError
+from symbolics.errors import FormatError, RunError
 from symbolics.node.dtypes import DTYPES
 
 __all__ = ["LARGE", "Runner", "TensorPool", "tensor", "to_array", "to_tensor"]
@@ -307,7 +307,12 @@ def _of_nothing(value: torch.Tensor) -> Any:
 
 def tensor(value: Any) -> torch.Tensor:
     """A value of `Runner.run` as a tensor over the same memory, which lives as long as one of them; a copy where DLPack cannot say it."""
-    dtype = DTYPES[value.element_type()]
+    dtype = DTYPES.get(value.element_type())
+    if dtype is None:  # what a file says of its outputs was checked when it was opened
+        kind = ir.DataType(value.element_type()).name
+        raise FormatError(
+            f"a node gives a tensor of {kind}, which torch has none of, where the file says another type: the file is damaged"
+        )
     # DLPack has no float8, and the values of onnxruntime before 1.24 have no DLPack.
     if dtype in _FLOAT8 or not hasattr(value, "__dlpack__"):
         return _copy(value, dtype)

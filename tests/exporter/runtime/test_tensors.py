@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 from concurrent.futures import ThreadPoolExecutor
 
+import onnxruntime
 import pytest
 import torch
 from onnx import helper
@@ -13,7 +14,7 @@ from torch.utils.dlpack import from_dlpack
 from exporter.runtime import tensors
 from exporter.runtime.session import inference_session
 from exporter.runtime.tensors import LARGE, Runner, TensorPool, tensor
-from symbolics.errors import RunError
+from symbolics.errors import FormatError, RunError
 from symbolics.node.dtypes import DTYPES, onnx_type
 
 CPU = torch.device("cpu")
@@ -201,3 +202,15 @@ def test_threads_get_memory_of_their_own():
 
     with ThreadPoolExecutor(4) as threads:
         assert all(threads.map(work, range(4)))
+
+
+def test_strings_are_told():
+    """A damaged file may say that a node gives numbers, and give strings."""
+    graph = helper.make_graph(
+        [helper.make_node("Constant", [], ["y"], value_strings=["a"])], "g", [], [helper.make_tensor_value_info("y", 8, [1])]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    (found,) = onnxruntime.InferenceSession(model.SerializeToString()).run_with_ort_values(None, {})
+    value = found._ortvalue
+    with pytest.raises(FormatError, match="a tensor of STRING, which torch has none of, .*: the file is damaged"):
+        tensor(value)
