@@ -14,7 +14,7 @@ from symbolics.node.backward import is_backward
 from symbolics.node.metadata import pairing_of, read_state, step_of, tangents_of
 from symbolics.node.names import MODULE_PROPERTY, ORT_DOMAIN, PYTHON_OP_GRAD
 
-__all__ = ["PARTS", "Part", "Places", "path_in_name", "scope_of"]
+__all__ = ["PARTS", "Part", "Places", "path_in_name"]
 
 #: What a node belongs to. ``update``: the optimizer of a training step.
 Part = Literal["forward", "gradient", "tangent", "update"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import re
@@ -20,7 +21,7 @@ from symbolics import quirks, torch_private as private
 from symbolics.capture.binding import TracedSize
 from symbolics.capture.opaque_op import Record
 from symbolics.capture.translate import translations
-from symbolics.errors import ExportError, PythonopWarning
+from symbolics.errors import ExportError, FormatError, PythonopWarning
 from symbolics.graph.walk import walk
 from symbolics.node.names import (
     LINKS_KEY,
@@ -59,8 +60,8 @@ def make_portable(
         StaysOpaque: Nor for one that was captured as no PythonOp could say it.
     """
     calls: list[PortableCall] = []
-    made, fixed = _Made(model), _fixed_sizes(model, records)
-    for node in list(walk(model.graph)):
+    made, found = _Made(model, records), list[tuple[ir.Node, ir.Function]]()
+    for node in walk(model.graph):
         record = records.get(node)
         if record is None:
             continue
@@ -73,7 +74,7 @@ def make_portable(
             continue
         used = tuple(bool(value.uses()) or value.is_graph_output() for value in node.outputs[1:])
         try:
-            functions = made.of_either(record, fixed.get(node), used)
+            functions = made.of_call(node, record, used)
         except Untraceable as error:
             if wanted:
                 raise ExportError(
@@ -85,8 +86,10 @@ def make_portable(
             calls.append(PortableCall(name, *place, "PythonOp", str(error)))
             node.metadata_props[OPAQUE_PROPERTY] = str(error)
             continue
-        _replace(node, functions[0])
+        found.append((node, functions[0]))
         calls.append(PortableCall(name, *place, "function", "" if wanted or portable is True else str(unsaid[record.function])))
+    for node, function in found:
+        _replace(node, function)
     made.add()
     _warn(calls)
     return calls
@@ -103,13 +106,18 @@ class StaysOpaque(Exception):
 class _Made:
     """The functions that a file has already, by what they stand for: equal calls share one."""
 
-    def __init__(self, model: ir.Model) -> None:
-        self.model = model
+    def __init__(self, model: ir.Model, records: Mapping[ir.Node, Record]) -> None:
+        self.model, self.records = model, records
         self.known: dict[Any, list[ir.Function] | Untraceable] = {}
         self.texts: dict[bytes, list[ir.Function]] = {}
         self.names: set[str] = set()
 
-    def of_either(self, record: Record, fixed: list[list[Any]] | None, used: tuple[bool, ...]) -> list[ir.Function]:
+    @functools.cached_property
+    def fixed(self) -> dict[ir.Node, list[list[Any]]]:
+        """`_fixed_sizes` of the model: it takes an inference of all shapes, and most files need none."""
+        return _fixed_sizes(self.model, self.records)
+
+    def of_call(self, node: ir.Node, record: Record, used: tuple[bool, ...]) -> list[ir.Function]:
         """The functions of a call, for any sizes or else for those that are fixed.
 
         Raises:
@@ -118,9 +126,9 @@ class _Made:
         try:
             return self.functions(record, used)
         except Untraceable:
-            if fixed is None:
+            if (sizes := self.fixed.get(node)) is None:
                 raise
-            return self.functions(replace(record, sizes=fixed), used)
+            return self.functions(replace(record, sizes=sizes), used)
 
     def functions(self, record: Record, used: tuple[bool, ...]) -> list[ir.Function]:
         """The functions of a call.
@@ -196,7 +204,10 @@ def _fixed_sizes(model: ir.Model, records: Mapping[ir.Node, Record]) -> dict[ir.
     for node in walk(copy.graph):
         for value in node.outputs:
             value.shape = None  # torch wrote some of them down as the example has them
-    infer_shapes(copy)
+    try:
+        infer_shapes(copy)
+    except FormatError:  # what the export's own check says in its words
+        return {}
     found = {}
     for node, twin in zip(walk(model.graph), walk(copy.graph), strict=True):
         record = records.get(node)

@@ -184,9 +184,9 @@ class Bound:
                 value = model.graph.initializers[name]
                 value.const_value = ir.Tensor(to_array(tensor), dtype=value.dtype, name=name)
         parameters = dict(module.named_parameters(remove_duplicate=False))
-        trains = {name: parameters[path].requires_grad for name, path in self.names.items() if path in parameters}
+        wants_grad = {name: parameters[path].requires_grad for name, path in self.names.items() if path in parameters}
         entries = {
-            key: dataclasses.replace(entry, trainable=trains.get(entry.initializer, entry.trainable))
+            key: dataclasses.replace(entry, trainable=wants_grad.get(entry.initializer, entry.trainable))
             if entry.kind == "parameter"
             else entry
             for key, entry in self.entries.items()

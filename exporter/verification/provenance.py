@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from exporter.files.places import scope_of
-from symbolics.graph.values import function_of, operator_text
+from symbolics.graph.values import function_of, operator_text, scope_of
 from symbolics.node.metadata import changes_of, read_state, results_of
 from symbolics.node.names import MODULE_PROPERTY, SOURCE_PROPERTY
 
