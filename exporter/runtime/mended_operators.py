@@ -42,7 +42,7 @@ class Pad(OpRun):
         mode = mode or "constant"
         fill = constant_value if constant_value is not None else value
         more = {"constant_values": 0 if fill is None else np.asarray(fill).item()} if mode == "constant" else {}
-        return (np.pad(data[cut], added, mode=mode, **more).astype(data.dtype),)  # type: ignore[call-overload]
+        return (np.pad(data[cut], added, mode=mode, **more).astype(data.dtype, copy=False),)  # type: ignore[call-overload]
 
 
 #: All of them.
