@@ -10,6 +10,7 @@ import click
 import exporter
 from exporter.commands import shared
 from exporter.commands.inputs import input_options, load_case
+from exporter.commands.written import Written
 from exporter.files.inspect import inspect_file
 from exporter.files.program import save_models
 from exporter.files.save import writable
@@ -100,10 +101,12 @@ def export(
             written = program.model if schema is None else to_dialect(program.model, schema)
             save_models([(written, output), *models[1:]], external_data=external_data or None, check=False)
             report = inspect_file(output)
+        of_model = Written.of(output)
         counts = Counter(row.function for row in report.rows)
         facts = {
             "file": str(output),
-            "bytes": output.stat().st_size,
+            "bytes": of_model.size,
+            "data": [str(each) for each in of_model.data],
             "schema": schema,
             "gradients": str(gradients) if gradients is not None else None,
             "calls": len(report.rows),
@@ -117,10 +120,10 @@ def export(
             "trainable": report.trainable,
         }
         lines = [
-            f"wrote {clean(str(output))} ({facts['bytes']:,} bytes)",
+            of_model.said(),
             f"{len(report.rows)} PythonOp, {report.stop_gradients} stop-gradient marks, {report.trainable} of {report.parameters} parameters trainable",
         ]
         if gradients is not None:
-            lines.append(f"wrote {clean(str(gradients))} ({gradients.stat().st_size:,} bytes), its training graph")
+            lines.append(f"{Written.of(gradients).said()}, its training graph")
         lines += [*unchecked, *shared.portable_lines(program)]
         shared.tell(facts, (*lines, *(f"  {count} x {clean(name)}" for name, count in counts.most_common())), as_json)

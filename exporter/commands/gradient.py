@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 import exporter
 from exporter.commands.shared import Failure, check_option, checked, external_data_option, json_option, loudness, reported, status, tell
+from exporter.commands.written import Written
 from exporter.files.program import save_model
 from exporter.files.read import open_model
 from exporter.files.save import writable
@@ -71,12 +72,16 @@ def write_derivative(
         pairing = pairing_of(built)
         assert pairing is not None
         nodes = len(list(built.graph.all_nodes()))
-        written = {"file": str(output), "bytes": output.stat().st_size, "nodes": nodes, "forward_nodes": forward, "unchecked": unchecked}
+        of_model = Written.of(output)
+        written = {
+            "file": str(output), "bytes": of_model.size, "data": [str(each) for each in of_model.data], "nodes": nodes,
+            "forward_nodes": forward, "unchecked": unchecked,
+        }  # fmt: skip
         pairs = {"inputs": dict(pairing.inputs), "outputs": dict(pairing.outputs), "unreached": list(pairing.unreached)}
         why = "nothing depends on them" if isinstance(pairing, GradientPairing) else "they depend on nothing that moves"
         zero = f", {len(pairing.unreached)} of them zero: {why}" if pairing.unreached else ""
         lines = (
-            f"wrote {clean(str(output))} ({written['bytes']:,} bytes, {nodes} nodes; forward {forward})",
+            of_model.said(f", {nodes} nodes; forward {forward}"),
             f"takes {', '.join(clean(name) for name in pairing.inputs.values())}",
             f"gives {len(pairing.outputs)} {what}{'' if len(pairing.outputs) == 1 else 's'}{zero}",
             *unchecked,

@@ -23,11 +23,11 @@ from exporter.commands.shared import (
     status,
     tell,
 )
+from exporter.commands.written import Written
 from exporter.files.program import save_model
 from exporter.files.read import open_model
 from exporter.files.save import writable
 from exporter.files.tensors import data_files
-from symbolics.text import clean
 
 __all__ = ["quantize"]
 
@@ -94,7 +94,7 @@ def quantize(
                 facts, lines = _other_form(program)
                 checks = checked([(program.model, output)], check, as_json) if form == "floats" else []
                 save_model(program.model, output, external_data=external_data or None, check=check)
-                tell({"file": str(output), **facts, "unchecked": checks}, [f"wrote {clean(str(output))}", *lines, *checks], as_json)
+                tell({"file": str(output), **facts, "unchecked": checks}, [Written.of(output).said(), *lines, *checks], as_json)
                 return
             quantized = exporter.quantize(model, weights=weights, group=group)
         compared, notes = None, list[str]()
@@ -106,10 +106,11 @@ def quantize(
         unchecked = checked([(quantized.model, output)], check, as_json)
         with status(f"writing {output}", as_json):
             save_model(quantized.model, output, external_data=external_data or None, check=False)
-        size = output.stat().st_size + sum(data.stat().st_size for data in data_files(open_model(output)))
+        of_model = Written.of(output)
         facts = {
             "file": str(output),
-            "bytes": size,
+            "bytes": of_model.size,
+            "data": [str(each) for each in of_model.data],
             "bytes_before": before,
             "products": [asdict(each) for each in quantized.products],
             "activations": [asdict(each) for each in quantized.activations],
@@ -117,7 +118,7 @@ def quantize(
             "compared": compared and asdict(compared),
             "unchecked": unchecked,
         }
-        lines = [f"wrote {clean(str(output))} ({size:,} bytes; before {before:,})", *str(quantized).splitlines()]
+        lines = [of_model.said(f"; before {before:,}"), *str(quantized).splitlines()]
         tell(facts, (*lines, *(str(compared).splitlines() if compared else ()), *notes, *unchecked), as_json)
 
 

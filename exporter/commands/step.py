@@ -12,6 +12,7 @@ import exporter
 from exporter.commands import shared
 from exporter.commands.inputs import input_options, load_case
 from exporter.commands.providers import placement_option
+from exporter.commands.written import Written
 from exporter.files.save import writable
 from exporter.files.trained import EVALUATION_LOSS
 from symbolics.optimizers import OPTIMIZERS
@@ -179,17 +180,18 @@ def step(
                 program.save(output, external_data=external_data or None, check=False)
             if artifacts is not None and evaluation is not None:
                 write_artifacts(program, evaluation, artifacts, provider=written_for, external_data=external_data or None, check=False)
-        nodes = len(list(program.model.graph.all_nodes()))
+        nodes, step_file = len(list(program.model.graph.all_nodes())), Written.of(path)
         written = {
-            "file": str(path), "initial": str(initial), "bytes": path.stat().st_size, "nodes": nodes, "inlined": program.inlined,
+            "file": str(path), "initial": str(initial), "bytes": step_file.size, "data": [str(each) for each in step_file.data], "nodes": nodes,
+            "inlined": program.inlined,
             "artifacts": [str(file) for file in folder], "portable": shared.portable_facts(program), "unchecked": unchecked,
             **({} if placed is None else {"placements": placed}),
         }  # fmt: skip
         said = {"inputs": layout.inputs, "targets": layout.targets, "carried": layout.carried, "untrained": layout.untrained}
         takes = clean(", ".join((*layout.inputs, *layout.targets)))
         lines = [
-            f"wrote {clean(str(path))} ({path.stat().st_size:,} bytes, {nodes} nodes)",
-            f"wrote {clean(str(initial))} ({initial.stat().st_size:,} bytes), which gives the initial state",
+            step_file.said(f", {nodes} nodes"),
+            f"{Written.of(initial).said()}, which gives the initial state",
             f"takes {takes}; {len(layout.parameters)} parameters and the state of {optimizer}",
             f"gives {layout.loss}, and X.next for the {len(layout.carried)} inputs X that go round",
         ]

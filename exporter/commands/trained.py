@@ -8,12 +8,12 @@ import click
 
 import exporter
 from exporter.commands.shared import Failure, check_option, checked, external_data_option, json_option, loudness, reported, status, tell
+from exporter.commands.written import Written
 from exporter.files.program import save_model
 from exporter.files.save import writable
 from exporter.files.tensors import data_files
 from exporter.files.trained import EVALUATION
 from symbolics.node.metadata import read_state
-from symbolics.text import clean
 
 __all__ = ["trained"]
 
@@ -45,7 +45,10 @@ def trained(
             save_model(program.model, output, external_data=external_data or None, check=False)
         entries = read_state(program.model.metadata_props) or {}
         kinds = {kind: sum(entry.kind == kind for entry in entries.values()) for kind in ("parameter", "buffer")}
-        size = output.stat().st_size
-        facts = {"file": str(output), "bytes": size, "parameters": kinds["parameter"], "buffers": kinds["buffer"], "unchecked": unchecked}
-        line = f"wrote {clean(str(output))} ({size:,} bytes): {kinds['parameter']} parameters, {kinds['buffer']} buffers"
+        of_model = Written.of(output)
+        facts = {
+            "file": str(output), "bytes": of_model.size, "data": [str(each) for each in of_model.data],
+            "parameters": kinds["parameter"], "buffers": kinds["buffer"], "unchecked": unchecked,
+        }  # fmt: skip
+        line = f"{of_model.said()}: {kinds['parameter']} parameters, {kinds['buffer']} buffers"
         tell(facts, (line, *unchecked), as_json)

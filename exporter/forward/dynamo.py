@@ -18,7 +18,7 @@ from exporter.forward.opset import check_asked, check_opset
 from exporter.forward.plain_tensors import held_plainly
 from exporter.forward.session import Hook, capturing, check_place, judged, surroundings, translates, write
 from exporter.forward.state import ModelState
-from exporter.forward.translations import name_untranslated
+from exporter.forward.translations import check_table, name_untranslated
 from symbolics import quirks, torch_private as private
 from symbolics.capture.captured_program import place_operators
 from symbolics.capture.gradient_hooks import read_through_hooks
@@ -65,7 +65,7 @@ def export_dynamo(current: Hook, original: Any, model: Any, args: Any, f: Any = 
             names = options.get("input_names") or input_names(model, *called)
             options["dynamic_axes"] = checked_axes((given, keywords), names, options["dynamic_axes"], options.get("output_names"))
     with surroundings(current, verbose), held_plainly(model):
-        translates(set(options.get("custom_translation_table") or ()), None)
+        translates(check_table(options.get("custom_translation_table")), None)
         program = judged(
             current,
             model,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from symbolics import torch_private as private
@@ -12,10 +12,31 @@ from symbolics.errors import ExportError, PythonopError
 from symbolics.node.operators import Operator, is_foreign
 from symbolics.text import cause
 
-__all__ = ["name_untranslated"]
+__all__ = ["check_table", "name_untranslated"]
 
 # How torch.onnx shows the node that it stumbled over, and the operator in it.
 _NODE = re.compile(r"translating node %\S+.*\[target=torch\.ops\.(\w+)\.(\w+)\.(\w+)\]")
+
+
+def check_table(table: Any) -> set[Any]:
+    """The operators of a ``custom_translation_table``, which torch looks up by the overload that was called.
+
+    Raises:
+        ExportError: It is no dictionary, or a key is the name of an operator, or stands for all overloads of one: torch would pass it by.
+    """
+    if not isinstance(table or {}, Mapping):
+        raise ExportError(f"custom_translation_table={table!r:.100} is no dictionary: {{torch.ops.aten.relu.default: a function}} is one")
+    _, packet = private.operator_classes()
+    for key in table or ():
+        if callable(key) and not isinstance(key, packet) and type(key).__name__ != "CustomOpDef":
+            continue  # an overload, or a function of Python that torch.export keeps: operator.add
+        found = re.search(r"(\w+)(?:::|\.)(\w+)(?:\.(\w+))?", repr(key))
+        one = ".".join([*filter(None, found.groups()), "default"][:3]) if found else "aten.relu.default, for example,"
+        raise ExportError(
+            f"custom_translation_table: the key {key!r:.100} is no overload of an operator, and torch.onnx looks up nothing else; "
+            f"way out: torch.ops.{one} as the key"
+        )
+    return set(table or ())
 
 
 def name_untranslated(error: BaseException, recorder: Recorder, given: Collection[Any]) -> None:

@@ -42,6 +42,7 @@ def test_export(run, path, dynamo):
     assert facts == {
         "file": str(path),
         "bytes": path.stat().st_size,
+        "data": [],
         "schema": None,
         "gradients": None,
         "calls": 2,
@@ -78,10 +79,17 @@ def test_export_of_a_case(run, path):
 
 
 def test_inline_opset_and_external_data(run, path):
-    assert run("export", f"{TARGETS}:wide", "-o", path, "--inline", f"{TARGETS}:Sc*", "--opset", 19, "--external-data").exit_code == 0
+    result = run("export", f"{TARGETS}:wide", "-o", path, "--inline", f"{TARGETS}:Sc*", "--opset", 19, "--external-data")
+    assert result.exit_code == 0
     assert inspect_file(path).rows == []
     assert inspect_file(path).opsets[""] == 19
-    assert list(path.parent.glob(f"{path.name}.*.data"))
+    (data,) = path.parent.glob(f"{path.name}.*.data")
+    size = path.stat().st_size + data.stat().st_size
+    assert f"({size:,} bytes, tensors in {data.name})" in result.stdout.replace("\n", "")
+    result = run("gradient", path, "-o", path.parent / "training.onnx", "--external-data", "--json")
+    facts = json.loads(result.stdout)
+    (data,) = facts["data"]
+    assert facts["bytes"] == Path(facts["file"]).stat().st_size + Path(data).stat().st_size
 
 
 def test_inline_that_means_nothing(run, path):

@@ -104,3 +104,21 @@ def test_errors_of_others_stay_as_they_are():
 
     with pytest.raises(torch.onnx.errors.OnnxExporterError):
         exporter.export(Sparse(), (X,), dynamo=True)
+
+
+@pytest.mark.parametrize(
+    ("key", "way_out"),
+    [
+        ("translations::twice", "torch.ops.translations.twice.default as the key"),
+        ("aten::mean.dim", "torch.ops.aten.mean.dim as the key"),
+        (torch.ops.aten.relu, "torch.ops.aten.relu.default as the key"),
+        (twice, "torch.ops.translations.twice.default as the key"),
+    ],
+)
+def test_a_key_that_torch_would_pass_by(key, way_out):
+    text = told(custom_translation_table={key: fails})
+    assert "custom_translation_table: the key" in text and text.endswith(way_out)
+
+
+def test_a_table_that_is_none():
+    assert "is no dictionary" in told(custom_translation_table=[TWICE])
