@@ -62,6 +62,8 @@ def on_the_command_line(context: click.Context, error: PythonopError) -> str:
     options = {parameter.name for parameter in context.command.params}
     if isinstance(error, TrustError) and "allow" in options and (named := re.search(r"pass allow=\[('[^']+')\]", str(error))):
         return f"\nhere: --allow {named[1]}"
+    if context.params.get("portable_only") and "leave it out of portable=" in str(error):
+        return "\nhere: --portable in place of --portable-only, which writes as a PythonOp what no ONNX function can stand for"
     file = context.params.get("file")
     if isinstance(file, Path) and _TARGET.fullmatch(str(file)) and not file.exists():
         return f"\n{context.info_name} takes a file, and this looks like a TARGET: pythonop export {file} -o model.onnx writes its file"

@@ -23,7 +23,7 @@ def check_model(model: Any, *, dynamo: bool) -> None:
     """Refuse what is no module, or one that hides what it computes from the exporter.
 
     Raises:
-        ArgumentError: It is a class, no module, or for TorchScript a DataParallel.
+        ArgumentError: It is a class, no module, a loaded file, or for TorchScript a DataParallel.
         ExportError: It is, or contains, a ScriptModule; TorchScript takes one whose gradient nothing in it stops.
     """
     if isinstance(model, type):
@@ -38,6 +38,8 @@ def check_model(model: Any, *, dynamo: bool) -> None:
             else f"of type {type(model).__name__}"
         )
         raise ArgumentError(f"the model is {what}, not a torch.nn.Module{': exporter.load opens a file' if isinstance(model, str) else ''}")
+    if said := getattr(type(model), "_not_exported", None):
+        raise ArgumentError(said)
     if isinstance(model, torch.nn.DataParallel) and not dynamo:
         raise ArgumentError("the model is a DataParallel, which spreads a batch over devices: export what is inside of it, model.module")
     if isinstance(model, torch.jit.ScriptModule) and not dynamo:

@@ -109,6 +109,12 @@ class OnnxModule(torch.nn.Module):
     """
 
     _onnx: Bound
+    #: What `exporter.export`, `exporter.verify` and `exporter.export_training_step` say of it: a check of theirs reads it.
+    _not_exported = (
+        "the model is a loaded file: it is a graph already, which onnxruntime runs and no exporter sees\n"
+        "  way out: save(path) of the loaded module writes the file with the weights of now; for another file or a training step, "
+        "export the PyTorch module that the file came from, after load_state_dict(loaded.state_dict())"
+    )
 
     def __init__(
         self,

@@ -87,6 +87,7 @@ def test_portable_only(path):
     ("arguments", "text"),
     [
         (["--portable-only", BRANCHES], "no ONNX function can stand for it"),
+        (["--portable-only", BRANCHES], "here: --portable in place of --portable-only"),
         (["--portable-only", f"{TARGETS}:Sacle"], f"portable='{TARGETS}:Sacle' means none of the Functions"),
         (["--portable-only", "pkg:"], "a pattern has a module"),
         (["--portable", "--portable-only", SCALE], "give one of them"),

@@ -385,3 +385,19 @@ def test_text_that_is_no_text():
     model._onnx.plans.model.producer_version = b"\xb1"  # as protobuf's Python leaves it
     with pytest.raises(exporter.FormatError, match="cannot be written as ONNX"):
         model(torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda module, args: exporter.export(module, args),
+        lambda module, args: exporter.export(module, args, dynamo=False),
+        lambda module, args: exporter.verify(module, args),
+        lambda module, args: exporter.export_training_step(module, args, loss=lambda out: out[0].sum()),
+    ],
+)
+def test_it_is_not_exported_again(module, call):
+    """With one message, which no search for ways out follows: none can work."""
+    with pytest.raises(exporter.ArgumentError, match=r"the model is a loaded file.*\n  way out: save\(path\)") as error:
+        call(module, (X, X, IDS))
+    assert len(str(error.value).splitlines()) == 2
