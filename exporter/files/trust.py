@@ -287,10 +287,11 @@ class Gate:
         """Whether a name is in the registry, or has an entry of its own."""
         return name in _objects or name in self._classes or name in _OWN or self._patterns.has(name)
 
-    def _given(self) -> str:
-        """For the message about a name that none of the patterns matches."""
+    def _given(self, module: str) -> str:
+        """For the message about a name of this module, which none of the patterns matches."""
         given = [entry for entry in self._patterns.items if isinstance(entry, str)]
-        return f" by {', '.join(map(repr, given[:3]))}{', ...' if len(given) > 3 else ''}" if given else ""
+        alone = next((f", which is that module alone, and not {entry}.*" for entry in given if module.startswith(f"{entry}.")), "")
+        return f" by {', '.join(map(repr, given[:3]))}{', ...' if len(given) > 3 else ''}{alone}" if given else ""
 
     def _check_named(self, wanted: str, name: str, why: str) -> None:
         """See that a name has an entry of its own.
@@ -320,7 +321,7 @@ class Gate:
         if not self._patterns.match_name(name):
             beside = f", and {shown(module)!r} for the module that registers it" if module not in ("", "torch") else ""
             raise TrustError(
-                f"the file names the operator {shown(name)}, which is not allowed{self._given()}: pass allow=[{shown(name.rpartition('.')[0])!r}] if you trust its code with what the file "
+                f"the file names the operator {shown(name)}, which is not allowed{self._given('')}: pass allow=[{shown(name.rpartition('.')[0])!r}] if you trust its code with what the file "
                 f"says{beside}",
                 faq=Faq.NOT_ALLOWED,
             )
@@ -360,8 +361,8 @@ class Gate:
         if not allowed:
             because = f" ({why})" if _is_powerful(module) else ""
             raise TrustError(
-                f"the file names {shown(name)} where {wanted} should be, which is not allowed{self._given()}: pass allow=[{shown(name)!r}]{because} "
-                "if you trust its code with what the file says, or call exporter.register(cls) first",
+                f"the file names {shown(name)} where {wanted} should be, which is not allowed{self._given(module)}: pass allow=[{shown(name)!r}]{because} "
+                "if you trust its code with what the file says, or call exporter.register(cls) first; `pythonop inspect` lists all that the file names",
                 faq=Faq.NOT_ALLOWED,
             )
         if why:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +83,7 @@ def export(
     from exporter.forward.arguments import check_call, check_model, check_options, check_shapes, keywords_apart
     from exporter.forward.hook import hook
     from exporter.forward.inputs import dynamic_axes
+    from symbolics import torch_private as private
 
     check_options(torch_onnx_export_options, dynamo, opset_version)
     dynamo, opset_version = bool(dynamo), opset_version if opset_version is None else int(opset_version)
@@ -100,7 +102,11 @@ def export(
     else:
         options["dynamic_shapes"] = dynamic_shapes
         options.setdefault("verbose", False)
-    with hook(inline=inline, portable=portable, opaque=opaque, functions=functions, fallback=fallback, eager_check=eager_check) as handle:
+    quiet = contextlib.nullcontext() if dynamo else private.quiet_torchscript()
+    with (
+        quiet,
+        hook(inline=inline, portable=portable, opaque=opaque, functions=functions, fallback=fallback, eager_check=eager_check) as handle,
+    ):
         torch.onnx.export(model, args, kwargs=kwargs, dynamo=dynamo, opset_version=opset_version, **options)
     assert handle.program is not None
     if "external_data" in options:  # torch's own default is True

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from symbolics.errors import ExportError, Faq, FormatError, PythonopError
+from symbolics.node.changed_classes import check_count, member_of, other_fields
 from symbolics.node.classes import find, flag_of, is_filled, look, name_to_call, own_name, tuple_fields, value_fields
 from symbolics.node.containers import ModulePlace, Partial, Slot, build, fields_of, is_dataclass, is_namedtuple, slots
 from symbolics.node.limits import MAX_BYTES, MAX_DEPTH, MAX_EQUAL_HASHES, MAX_INT_BITS, MAX_ITEMS
@@ -222,7 +223,7 @@ def _read_enum(payload: Any, decode_child: Callable[[Any], Any], resolver: Resol
     if type(cls) is Unresolved:
         return Unresolved(f"{name}.{member}")
     if type(member) is str:
-        return look(cls, "_member_map_")[member]
+        return member_of(cls, name, member)
     return flag_of(cls, _typed(member, int))
 
 
@@ -246,7 +247,7 @@ def _read_dataclass(payload: Any, decode_child: Callable[[Any], Any], resolver: 
     # A dataclass that is a dict has no entry for a field that is None.
     fields = {field: values.get(field) for field in value_fields(cls) or ()}
     if issubclass(cls, dict) is not mapping or not values.keys() <= fields.keys() or not (mapping or len(values) == len(fields)):
-        raise ValueError(f"{name} has other fields in this process")
+        raise other_fields(name, {**fields, **values} if mapping else values, fields)
     return build(cls, fields, values)
 
 
@@ -256,9 +257,7 @@ def _read_namedtuple(payload: Any, decode_child: Callable[[Any], Any], resolver:
     cls = resolver("namedtuple", _typed(name, str))
     if type(cls) is Unresolved:
         return Described(values, name)
-    count = len(tuple_fields(cls) or ())
-    if len(values) != count:
-        raise ValueError(f"{name} has {count} fields in this process, the file has {len(values)}")
+    check_count(name, values, tuple_fields(cls) or ())
     return tuple.__new__(cls, values)
 
 

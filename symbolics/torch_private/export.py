@@ -30,6 +30,7 @@ __all__ = [
     "in_body_of_a_loop",
     "node_in_hand",
     "quiet_exporter",
+    "quiet_torchscript",
     "real_tensors",
     "sizes_watched",
     "translator",
@@ -186,8 +187,9 @@ def quiet_exporter(functions: Iterable[Any]) -> Iterator[None]:
     """What torch.onnx says on every export and is no news to anybody, unsaid.
 
     That it infers a signature for our ``functions``, which are none of onnxscript's; that torchvision is not there; that a model in training
-    mode is exported in training mode (a file says its mode); that its own use of treespec is deprecated; that a version was not converted,
-    which `exporter.forward.opset` says.
+    mode is exported in training mode (a file says its mode); that its own use of treespec is deprecated; that its own look at ``grad`` finds
+    none at an input that is no leaf (which it hides itself, but not from ``-W error``); that an LSTM assigns its own list of weights; that a
+    version was not converted, which `exporter.forward.opset` says.
     """
     names = {str(function) for function in functions}
 
@@ -203,12 +205,32 @@ def quiet_exporter(functions: Iterable[Any]) -> Iterator[None]:
         logger.addFilter(function)
     try:
         with warnings.catch_warnings():
-            for text in ("Exporting a model while it is in training mode", r"`isinstance\(treespec, LeafSpec\)` is deprecated"):
+            for text in (
+                "Exporting a model while it is in training mode", r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+                "The .grad attribute of a Tensor that is not a leaf Tensor", r"The tensor attributes self\.\S*_flat_weights\[",
+            ):  # fmt: skip
                 warnings.filterwarnings("ignore", text)
             yield
     finally:
         for logger, function in filters:
             logger.removeFilter(function)
+
+
+@contextlib.contextmanager
+def quiet_torchscript() -> Iterator[None]:
+    """What torch.onnx.export(dynamo=False) says and is no news to whoever chose it, unsaid.
+
+    That it is the old exporter; that it uses a deprecated part of torch; that BatchNorm's count of batches is not changed in place (a file gives it
+    as an output); that an LSTM may want a batch of one (its initial state follows the batch).
+    """
+    with warnings.catch_warnings():
+        for text in (
+            "You are using the legacy TorchScript-based ONNX export", "The feature will be removed. Please remove usage of this function",
+            r"ONNX Preprocess - Removing mutation from node aten::add_ on block input: '(\S+\.)?num_batches_tracked'",
+            "Exporting a model to ONNX with a batch_size other than 1",
+        ):  # fmt: skip
+            warnings.filterwarnings("ignore", text)
+        yield
 
 
 def captured_by_dynamo(program: Any) -> bool:

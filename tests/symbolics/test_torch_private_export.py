@@ -369,6 +369,34 @@ def test_quiet_exporter(caplog):
     assert said() == told  # what is not said any more by torch needs no silence
 
 
+def test_quiet_torchscript(tmp_path):
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.rnn = torch.nn.BatchNorm1d(3), torch.nn.LSTM(3, 2, batch_first=True)
+
+        def forward(self, x):
+            return self.rnn(self.norm(x)[:, None])[0]
+
+    told = [
+        "You are using the legacy",
+        "The feature will be removed",
+        "ONNX Preprocess - Removing mutation",
+        "Exporting a model to ONNX with a batch",
+    ]
+
+    def said(context):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with context:
+                file, training = str(tmp_path / "x.onnx"), torch.onnx.TrainingMode.TRAINING
+                torch.onnx.export(Net().train(), (torch.ones(2, 3),), file, dynamo=False, training=training, do_constant_folding=False)
+        return [text for text in told if any(str(warning.message).startswith(text) for warning in caught)]
+
+    assert said(private.quiet_torchscript()) == []
+    assert said(contextlib.nullcontext()) == told  # what is not said any more by torch needs no silence
+
+
 def test_rules_by_operator():
     """The same model from fewer questions; nothing stays behind."""
     from onnxscript import optimizer, rewriter

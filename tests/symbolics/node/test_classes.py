@@ -142,8 +142,29 @@ def test_the_result_of_a_model_is_filled_in_the_same_way(form):
         '[["size", {"value": 1}]]', '[["size", {"value": 1}], ["name", {"value": 1}], ["x", {"value": 1}]]'
     )
     for text in (less, more):
-        with pytest.raises(FormatError, match="other fields"):
+        with pytest.raises(FormatError, match="Plain is another class than at the export"):
             rebuild(text, [], resolver)
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ({"$dataclass": ["Plain", {"size": 1}]}, "the file has no value for its field name"),
+        ({"$dataclass": ["Plain", {"size": 1, "name": 2, "y": 3, "x": 3}]}, "it has no field x, y"),
+        ({"$dataclass": ["Plain", {"size": 1, "x": 3}]}, "the file has no value for its field name; it has no field x"),
+        ({"$mapping": ["Mapping", {"x": 1}]}, "it has no field x"),
+        ({"$mapping": ["Plain", {"size": 1, "name": 2}]}, "it was no dict, or is one now"),
+        ({"$namedtuple": ["Item", [1, 2, 3]]}, "the file 3 values"),
+        ({"$enum": ["Color", "GREY"]}, "it has no member GREY; its members are "),
+    ],
+)
+def test_a_class_that_has_changed_since(value, says):
+    """Each says what of it has changed, and what to do."""
+    with pytest.raises(FormatError, match="is another class than at the export: ") as error:
+        decode(value, resolver)
+    first, way_out = str(error.value).splitlines()
+    assert says in first and "export again" in way_out
+    assert error.value.faq
 
 
 class Descriptor:
@@ -227,7 +248,7 @@ def test_members_are_looked_up_in_the_table():
     assert decode({"$enum": ["Color", "RED"]}, resolver) is Color.RED
     assert decode({"$enum": ["Color", "ALIAS"]}, resolver) is Color.RED
     for name in ("GREEN", "__class__", "_missing_", "mro", "__init__"):
-        with pytest.raises(FormatError, match=r"\$enum"):
+        with pytest.raises(FormatError, match=r"Color is another class than at the export: it has no member"):
             decode({"$enum": ["Color", name]}, resolver)
 
 
