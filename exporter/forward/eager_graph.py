@@ -124,6 +124,7 @@ class EagerGraph:
         read: What the run read of the model before it wrote it, by name; None where there was none.
         parameters: Those that it wrote.
         trained: The names of those that it gives a gradient.
+        others: Parameters that it gives a gradient and that are not the model's.
         written: The names of those that it wrote, and that are read and trained.
         modules: Those whose attributes it wrote.
         made: All its calls, with what each was given and gave; noted for an exporter that believes fake kernels.
@@ -146,6 +147,7 @@ class EagerGraph:
     written: list[str] = field(default_factory=list)
     modules: list[torch.nn.Module] = field(default_factory=list)
     trained: list[str] = field(default_factory=list)
+    others: list[torch.nn.Parameter] = field(default_factory=list)
     made: EagerCalls = field(default_factory=EagerCalls)
     recomputed: dict[str, str] = field(default_factory=dict)
     drawn: list[str] = field(default_factory=list)
@@ -206,7 +208,7 @@ class EagerGraph:
                     changes.reads.read(result)
                 survey.draws.look()
                 found = cls(_calls(result, survey), changed=list(survey.changed), taken=copy.deepcopy(survey.taken))
-                found.trained = parameters_behind(_tensors(result), model)
+                found.trained, found.others = parameters_behind(_tensors(result), model)
                 found.made, survey.calls = survey.calls or found.made, None  # one run is enough
                 if survey.backwards:
                     with unchanged(model, inputs, keywords), survey.deaf():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import onnx_ir as ir
 import torch
@@ -11,12 +11,13 @@ from symbolics.gradients import RULES
 from symbolics.graph.values import is_mark, is_python_op, may_be_float
 from symbolics.graph.walk import subgraphs
 from symbolics.node.names import CALL_ATTRIBUTE
+from symbolics.users import warn
 
-__all__ = ["calls_with_gradient", "cut_off", "parameters_behind"]
+__all__ = ["calls_with_gradient", "cut_off", "parameters_behind", "warn_of_others"]
 
 
-def parameters_behind(results: Iterable[torch.Tensor], model: torch.nn.Module) -> list[str]:
-    """The names of the parameters that an eager run gives a gradient.
+def parameters_behind(results: Iterable[torch.Tensor], model: torch.nn.Module) -> tuple[list[str], list[torch.nn.Parameter]]:
+    """The names of the parameters that an eager run gives a gradient, and those parameters that it gives one and that are not the model's.
 
     Args:
         results: The tensors that the model returned.
@@ -25,15 +26,30 @@ def parameters_behind(results: Iterable[torch.Tensor], model: torch.nn.Module) -
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     todo = list({tensor.grad_fn for tensor in results if tensor.grad_fn is not None})
     found = {id(tensor) for tensor in results if tensor.grad_fn is None}
-    seen = set(todo)
+    seen, others = set(todo), list[torch.nn.Parameter]()
     while todo:
         node = todo.pop()
-        found.add(id(getattr(node, "variable", None)))
+        leaf = getattr(node, "variable", None)
+        found.add(id(leaf))
+        if isinstance(leaf, torch.nn.Parameter) and id(leaf) not in names and type(node).__name__ == "AccumulateGrad":
+            others.append(leaf)
         for below, _ in node.next_functions:
             if below is not None and below not in seen:
                 seen.add(below)
                 todo.append(below)
-    return [name for key, name in names.items() if key in found]
+    return [name for key, name in names.items() if key in found], others
+
+
+def warn_of_others(parameters: Sequence[torch.nn.Parameter]) -> None:
+    """Say that a file holds parameters as constants, for no module of the model has them."""
+    if parameters:
+        count = len(parameters)
+        shapes = ", ".join(str(list(parameter.shape)) for parameter in parameters[:5])
+        warn(
+            f"the model computes with {count} parameter{'s that are' if count > 1 else ' that is'} not its own (shape{'s' if count > 1 else ''} {shapes}"
+            f"{', ...' if count > 5 else ''}; held in a list, a closure or a global variable): the file holds {'their' if count > 1 else 'its'} values, and no "
+            "gradient of them. Make the parameter, or the module that has it, an attribute of the model."
+        )
 
 
 def cut_off(model: ir.Model, names: Iterable[str]) -> list[str]:

@@ -23,6 +23,7 @@ from exporter.forward.failures import TorchExporterError, of_torch
 from exporter.forward.functions import describe_functions, say_names
 from exporter.forward.history import History
 from exporter.forward.portable import StaysOpaque, make_portable
+from exporter.forward.reached import warn_of_others
 from exporter.forward.recomputed import warn_of_recomputed
 from exporter.forward.unchanged import attributes_unchanged, unchanged
 from exporter.gradient_graph.inside import expand_gradients
@@ -216,6 +217,7 @@ def _judged(
     assert current.program is not None
     eager.check_taken(recorder.capture.taken.calls)
     eager.warn_of_parameters(current.program.model)
+    warn_of_others(eager.others)
     if current.portable or recorder.unsaid:
         recorder.kept.restore()  # a memo of the capture fits no other trace
         current.program.portable = make_portable(current.program.model, recorder.capture.placed, current.portable, recorder.unsaid)

@@ -182,3 +182,46 @@ def test_complex_state_as_verify_has_it():
     step = EagerStep.run(Case(Rotated(), (torch.randn(2, 2, 8, 2),)))
     assert step.gradients["parameter gradient", "scale"].shape == (3, 1, 2)
     assert in_float64(Case(Rotated(), (torch.randn(2, 2, 8, 2),)), step, None) is None
+
+
+_GLOBAL = nn.Linear(4, 4)
+
+
+class Listed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weights = [nn.Parameter(torch.randn(4, 4))]
+
+    def forward(self, x):
+        return x @ self.weights[0]
+
+
+class Global(nn.Module):
+    def forward(self, x):
+        return _GLOBAL(x)
+
+
+@pytest.mark.parametrize(("model", "says"), [(Listed(), r"1 parameter that is not its own \(shape \[4, 4\]"), (Global(), "2 parameters that are")])
+def test_parameters_that_are_not_the_models_are_not_lost_in_silence(model, says):
+    with pytest.warns(exporter.PythonopWarning, match=f"the model computes with {says}"):
+        exporter.export(model, (torch.randn(2, 4),))
+    with pytest.raises(exporter.ExportError, match="a parameter that is not the model's"):
+        exporter.export(model, (torch.randn(2, 4),), dynamo=False)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.LSTM(4, 4),
+        nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
+        nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)),
+        nn.MultiheadAttention(4, 2),
+        Everything(),
+    ],
+    ids=lambda model: type(model).__name__,
+)
+def test_those_that_are_the_models_are_told_from_others(model):
+    args = (torch.randn(5, 4),) * (3 if isinstance(model, nn.MultiheadAttention) else 1)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "the model computes with")
+        exporter.export(model, args)
