@@ -15,6 +15,7 @@ from exporter.verification.rows import ELSEWHERE, Row
 from exporter.verification.steps import shapes_of
 from symbolics.graph.values import is_python_op
 from symbolics.graph.walk import walk
+from symbolics.node.names import BACKWARD_KEY
 
 __all__ = [
     "ALWAYS",
@@ -25,6 +26,7 @@ __all__ = [
     "note_on_backward",
     "note_on_changes",
     "note_on_constants",
+    "note_on_kept_code",
     "note_on_no_departure",
     "note_on_outputs",
     "notes_on",
@@ -129,6 +131,23 @@ def note_on_changes(changed: Mapping[str, list[str]]) -> Iterator[Note]:
             CHANGED,
             f"{', '.join(values)} when the file was exported. Functions read this of their class or module, and no file sets it: setup= can, "
             "or pass it to apply() as an argument.",
+        )
+
+
+def note_on_kept_code(rows: Sequence[Row], model: ir.Model) -> Iterator[Note]:
+    """Functions of a file that was there before, and differs: they hold the code of the export, and nothing says whether that is today's.
+
+    Args:
+        rows: All of them.
+        model: The file.
+    """
+    names = [function.name for function in model.functions.values() if BACKWARD_KEY in function.metadata_props]
+    if names and any(not row.ok for row in rows):
+        shown_names = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+        yield Note(
+            "The code of the export",
+            f"The file holds {'Functions' if len(names) > 1 else 'a Function'} as {'they were' if len(names) > 1 else 'it was'} at the export ({shown_names}), without a fingerprint of the code. If the code has "
+            "changed since, export again.",
         )
 
 

@@ -38,6 +38,7 @@ from exporter.verification.notes import (
     note_on_backward,
     note_on_changes,
     note_on_constants,
+    note_on_kept_code,
     note_on_no_departure,
     note_on_outputs,
     notes_on,
@@ -221,6 +222,7 @@ def _compared(
             *note_on_state(rows, program.model),
             *note_on_backward(rows, eager.by_backward, is_there=not eager.no_backward),
             *note_on_constants(rows),
+            *(note_on_kept_code(rows, program.model) if file is not None else ()),
             *notes_on(rows, choices_of(program.model)),
         ]
     made_by = "a file that was there" if file is not None else "torch.export" if options["dynamo"] else "TorchScript"

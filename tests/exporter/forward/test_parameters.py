@@ -201,7 +201,9 @@ class Global(nn.Module):
         return _GLOBAL(x)
 
 
-@pytest.mark.parametrize(("model", "says"), [(Listed(), r"1 parameter that is not its own \(shape \[4, 4\]"), (Global(), "2 parameters that are")])
+@pytest.mark.parametrize(
+    ("model", "says"), [(Listed(), r"1 parameter that is not its own \(shape \[4, 4\]"), (Global(), "2 parameters that are")]
+)
 def test_parameters_that_are_not_the_models_are_not_lost_in_silence(model, says):
     with pytest.warns(exporter.PythonopWarning, match=f"the model computes with {says}"):
         exporter.export(model, (torch.randn(2, 4),))

@@ -13,6 +13,7 @@ from torch import nn
 import exporter
 from exporter.cli import main
 from tests.exporter.module import functions as F
+from tests.zoo.functions import Cube, Double
 
 
 class Net(nn.Module):
@@ -128,3 +129,24 @@ def test_eager_fails_in_its_second_step(make, behind):
     assert first.startswith("eager PyTorch fails in the second step of the model, not the file: RuntimeError: Trying to backward through")
     assert "buffer 'running' keeps the graph of the step before" in middle[-1] and behind in middle[-1]
     assert "way out: detach it (self.running = self.running.detach() behind the step)" in last and "mark_non_differentiable" in last
+
+
+def test_a_portable_file_of_older_code(tmp_path):
+    """It has the functions of its export and no fingerprint of them: the report says so, where something differs and there alone."""
+
+    class Scaled(nn.Module):
+        def __init__(self, function):
+            super().__init__()
+            self.linear, self.function = nn.Linear(3, 4), function
+
+        def forward(self, x):
+            return self.function.apply(self.linear(x))
+
+    model, path = Scaled(Cube), tmp_path / "net.onnx"
+    exporter.export(model, X, portable=True).save(path)
+    title = "The code of the export"
+    report = exporter.verify(model, X, file=path, steps=1)
+    assert report.ok and all(each.title != title for each in report.notes)
+    model.function = Double
+    report = exporter.verify(model, X, file=path, steps=1)
+    assert not report.ok and "Cube" in note(report, title) and "export again" in note(report, title)
