@@ -263,8 +263,8 @@ def remove_marks(model: ir.Model) -> None:
         graph_of(mark).remove(mark, safe=True)
     for key in [k for k in model.functions if k[:2] == _MARK]:
         del model.functions[key]
-    model.opset_imports.pop(MARK_DOMAIN, None)  # operators of ours import it again
-    for function in model.functions.values():
-        function.opset_imports.pop(MARK_DOMAIN, None)
+    for each in (model.graph, *model.functions.values()):
+        if all(node.domain != MARK_DOMAIN for node in walk(each)):  # a PythonOpBackward is of the same
+            each.opset_imports.pop(MARK_DOMAIN, None)
     if MARK_COUNT_KEY in model.metadata_props:
         model.metadata_props[MARK_COUNT_KEY] = "0"
