@@ -102,7 +102,8 @@ def scale(x, settings=Settings()):
 
 
 def largest(x):
-    return Largest.apply(x)[0]
+    y, most = Largest.apply(x)
+    return y / most
 
 
 def add_one(x):

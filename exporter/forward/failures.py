@@ -17,7 +17,7 @@ from symbolics import torch_private as private
 from symbolics.capture.chosen_operators import called_operator
 from symbolics.capture.operator_calls import is_translated
 from symbolics.capture.torch_calls import TorchCalls
-from symbolics.errors import ExportError, PythonopError, as_raised
+from symbolics.errors import ExportError, Faq, PythonopError, as_raised
 from symbolics.node.names import qualified_name
 from symbolics.text import cause, causes, clean
 
@@ -100,7 +100,7 @@ def of_torch(error: Exception, dynamo: bool, others: Iterable[str] = ()) -> Exce
         others: The names of operators of the model that it cannot translate either.
     """
     for inner in causes(error):  # torch wraps what is raised while it translates
-        if isinstance(inner, Untranslated):
+        if isinstance(inner, Untranslated) or (isinstance(inner, ExportError) and inner.faq is Faq.PYTHON_VALUE):
             return inner
     frames = frames_behind(error)
     if isinstance(error, PythonopError) or not any(frame.f_globals.get("__name__", "").startswith("torch.onnx.") for frame, _ in frames):

@@ -263,7 +263,8 @@ def remove_marks(model: ir.Model) -> None:
         graph_of(mark).remove(mark, safe=True)
     for key in [k for k in model.functions if k[:2] == _MARK]:
         del model.functions[key]
-    for each in (model.graph, *model.functions.values()):
+    holders: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    for each in holders:
         if all(node.domain != MARK_DOMAIN for node in walk(each)):  # a PythonOpBackward is of the same
             each.opset_imports.pop(MARK_DOMAIN, None)
     if MARK_COUNT_KEY in model.metadata_props:

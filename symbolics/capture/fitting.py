@@ -18,10 +18,10 @@ import torch
 
 from symbolics.capture.eager_calls import EagerCall
 from symbolics.capture.outputs import Fresh, Outputs
+from symbolics.capture.returned_numbers import moved_numbers, numbers_of
 from symbolics.capture.told import Told, agreed
 from symbolics.capture.trial import Call, Trial, forward_raised, trial
-from symbolics.errors import ExportError, Faq
-from symbolics.node.containers import Slot, fill
+from symbolics.errors import ExportError
 from symbolics.node.names import qualified_name
 
 __all__ = ["Example", "as_known", "fitted_outputs", "run_on_other_values"]
@@ -46,7 +46,7 @@ def fitted_outputs(
     return _Fit(cls, call, values, input_sizes, seen, missing).outputs()
 
 
-#: On how many other values a number that forward tells its caller is compared.
+#: On how many other values the sizes of outputs are compared.
 _DRAWS = 4
 
 #: Makes the tensor that stands for another: gets that, the shape, and what the eager run has in its place (None: nothing).
@@ -59,9 +59,9 @@ def run_on_other_values(run: Callable[[int, Example], object]) -> None:
     Args:
         run: Gets a seed, and what draws the values.
     """
-    for seed in range(_DRAWS):
+    for seed, draw in enumerate((drawn, drawn_smaller, drawn_positive, drawn_smaller, drawn_opposite, drawn_zero)):
         with contextlib.suppress(Exception):
-            run(seed, drawn_smaller if seed % 2 else drawn)
+            run(seed, draw)
 
 
 class _Fit:
@@ -72,6 +72,7 @@ class _Fit:
     ) -> None:
         self.cls, self.call, self.values, self.input_sizes, self.seen, self.missing = cls, call, values, input_sizes, seen, missing
         self.told: list[list[Told]] = []
+        self.numbers: list[list[Any]] = []
         self.hints: dict[Any, int] = {}
         for value in values:
             for size in value.shape if isinstance(value, torch.Tensor) else [value]:
@@ -86,9 +87,10 @@ class _Fit:
         try:
             with torch.random.fork_rng(devices=[]):
                 outputs = self._outputs()
-                if outputs.told:
+                if outputs.told or numbers_of(outputs.template):
                     run_on_other_values(lambda seed, draw: self._run(self.hints, seed + 2, draw))
-            return replace(outputs, told=agreed(outputs.told, self.told, qualified_name(self.cls)))
+            told = agreed(outputs.told, self.told, qualified_name(self.cls))
+            return replace(outputs, told=told, moved=moved_numbers(outputs.template, self.numbers))
         finally:
             random.setstate(python_state)
             np.random.set_state(numpy_state)
@@ -100,7 +102,6 @@ class _Fit:
         second = self._second()
         if second is None:
             return _with_shapes(first, fitted)
-        self._same_python_values(first.template, second.template)
         if len(second.tensors) != len(shapes):
             raise ExportError(
                 "the number of its outputs depends on the values of its inputs, a node has a fixed number: return empty tensors for the others"
@@ -160,6 +161,7 @@ class _Fit:
             stand_ins.append((example or as_known)(value, numbers, next(known, None)) if isinstance(value, torch.Tensor) else numbers[0])
         run = trial(self.cls, self.call, self.values, stand_ins)
         self.told.append(run.told)
+        self.numbers.append(numbers_of(run.result))
         return run
 
     @staticmethod
@@ -208,20 +210,6 @@ class _Fit:
             ], step
         return [[None] * len(shape) for shape in base], 1
 
-    @staticmethod
-    def _same_python_values(first: Any, second: Any) -> None:
-        def leaves(template: Any) -> list[Any]:
-            found: list[Any] = []
-            fill(template, lambda leaf: found.append(leaf) if not isinstance(leaf, Slot) else None)
-            return found
-
-        for one, two in zip(leaves(first), leaves(second), strict=False):
-            if type(one) is not type(two) or (isinstance(one, (bool, int, float, str)) and one != two and one == one):
-                raise ExportError(
-                    f"it returns a Python value computed from its inputs ({one!r} in one run, {two!r} in another); a file would hold one of them: return a tensor",
-                    faq=Faq.PYTHON_VALUE,
-                )
-
 
 def _with_shapes(outputs: Outputs, shapes: list[list[Any]]) -> Outputs:
     tensors = [replace(output, shape=shape) for output, shape in zip(outputs.tensors, shapes, strict=True)]
@@ -263,6 +251,20 @@ def drawn_opposite(value: torch.Tensor, shape: list[int], known: torch.Tensor | 
     made = drawn(value, shape, known)
     with torch.no_grad():
         return made.neg_() if made.is_floating_point() else made
+
+
+def drawn_positive(value: torch.Tensor, shape: list[int], known: torch.Tensor | None) -> torch.Tensor:
+    """The same, real numbers without their signs."""
+    made = drawn(value, shape, known)
+    with torch.no_grad():
+        return made.abs_() if made.is_floating_point() else made
+
+
+def drawn_zero(value: torch.Tensor, shape: list[int], known: torch.Tensor | None) -> torch.Tensor:
+    """Zeros in place of real numbers: none is larger than another, nor than zero."""
+    made = drawn(value, shape, known)
+    with torch.no_grad():
+        return made.zero_() if made.is_floating_point() else made
 
 
 def _invented(value: torch.Tensor, shape: list[int]) -> torch.Tensor:

@@ -50,6 +50,7 @@ class Outputs:
         side_effects: What else a run of the file does that eager does otherwise, as text for a warning: random draws, state.
         state: The names of what it changed that can remember.
         told: What it wrote into containers among its arguments.
+        moved: The numbers in the template that move with the inputs, by `moved_numbers`.
         input_sizes: The sizes of the inputs when shapes were expressed: one list per slot, [value] for a size slot.
     """
 
@@ -63,6 +64,7 @@ class Outputs:
     told: list[Told] = field(default_factory=list)
     state: list[str] = field(default_factory=list)
     input_sizes: list[list[Any]] = field(default_factory=list)
+    moved: dict[int, tuple[Any, Any]] = field(default_factory=dict)
 
 
 def expression_of(size: Any) -> Any:

@@ -17,8 +17,9 @@ from symbolics import torch_private as private
 from symbolics.capture.eager_calls import EagerCall
 from symbolics.capture.fitting import Example, as_known, fitted_outputs, run_on_other_values
 from symbolics.capture.outputs import Fresh, Outputs, expression_of, sizes_of
-from symbolics.capture.told import Told, agreed
-from symbolics.capture.trial import Call, forward_raised, stand_in_for, trial
+from symbolics.capture.returned_numbers import moved_numbers, numbers_of
+from symbolics.capture.told import agreed
+from symbolics.capture.trial import Call, Trial, forward_raised, stand_in_for, trial
 from symbolics.node.containers import fill
 from symbolics.node.names import qualified_name
 
@@ -68,24 +69,26 @@ def _run_real(cls: type, call: Call, values: Sequence[Any], dynamic: Collection[
     except Exception as error:
         raise forward_raised(error) from error
     outputs = run.describe([list(t.shape) for t in run.tensors()], keep=True)
-    if outputs.told:
-        outputs.told = agreed(outputs.told, _told_otherwise(cls, call, originals, copies, dynamic), qualified_name(cls))
+    if outputs.told or numbers_of(outputs.template):
+        others = _run_otherwise(cls, call, originals, copies, dynamic)
+        outputs.told = agreed(outputs.told, [other.told for other in others], qualified_name(cls)) if outputs.told else []
+        outputs.moved = moved_numbers(outputs.template, [numbers_of(other.result) for other in others])
     return outputs
 
 
-def _told_otherwise(cls: type, call: Call, values: Sequence[Any], copies: Sequence[Any], dynamic: Collection[int]) -> list[list[Told]]:
-    """What forward tells on other values, drawn among its own, and on other sizes of dynamic dimensions: nothing where it takes none."""
-    told = []
+def _run_otherwise(cls: type, call: Call, values: Sequence[Any], copies: Sequence[Any], dynamic: Collection[int]) -> list[Trial]:
+    """Runs on other values, drawn among its own, and on other sizes of dynamic dimensions: none where forward takes no others."""
+    runs = []
 
     def run(seed: int, draw: Example) -> None:
         torch.manual_seed(seed)
         tensors = iter(values)
         others = [_other(next(tensors), dynamic if seed else (), draw) if isinstance(c, torch.Tensor) else c for c in copies]
-        told.append(trial(cls, call, values, others).told)
+        runs.append(trial(cls, call, values, others))
 
     with torch.random.fork_rng(devices=[]):
         run_on_other_values(run)
-    return told
+    return runs
 
 
 def _other(value: torch.Tensor, dynamic: Collection[int], draw: Example) -> torch.Tensor:
@@ -101,7 +104,10 @@ def _run_fake(cls: type, call: Call, values: Sequence[Any], seen: EagerCall | No
         with private.sizes_watched(shape_env) as asked:
             run = trial(cls, call, values, [stand_in_for(v) if isinstance(v, torch.Tensor) else v for v in values])
         symbolic: list[Any] = []
-        fill(run.result, lambda leaf: symbolic.append(leaf) if isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)) else None)
+        kinds = (torch.SymInt, torch.SymFloat, torch.SymBool)
+        fill(
+            run.result, lambda leaf: symbolic.extend(n for n in (leaf if isinstance(leaf, torch.Size) else [leaf]) if isinstance(n, kinds))
+        )
         usable = not symbolic and not asked
     except Exception:
         usable = False  # code that needs data: numpy, ctypes, .item(). The real run raises what is a real error.

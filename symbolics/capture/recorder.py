@@ -42,12 +42,13 @@ from symbolics.capture.operator_calls import UNDER_TRANSFORMS, origin_of, run_in
 from symbolics.capture.other_hooks import check_module_hooks, check_parameter_hooks
 from symbolics.capture.probe import observe
 from symbolics.capture.restored import KeptState
+from symbolics.capture.returned_numbers import handed_on
 from symbolics.capture.told import tell
 from symbolics.capture.trace import Trace
 from symbolics.errors import ExportError
 from symbolics.node.attributes import write_attributes
 from symbolics.node.call import AutogradCall
-from symbolics.node.containers import Slot, fill
+from symbolics.node.containers import Slot
 from symbolics.node.dtypes import onnx_type
 from symbolics.node.names import qualified_name
 from symbolics.node.opaque import Opaque
@@ -337,7 +338,8 @@ class Recorder(Listener):
         if torch.is_grad_enabled():
             self.capture.aliases.keep(each for each in (*slots.values, *results) if isinstance(each, torch.Tensor))
         tell(outputs.told, results)
-        return fill(outputs.template, lambda leaf: results[leaf.index] if isinstance(leaf, Slot) else leaf)
+        who = f"{qualified_name(cls)}, called in module {module or '<root>'} at {source or 'a line unknown'}"
+        return handed_on(outputs.template, outputs.moved, results, who)
 
     def _write_back(self, target: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
         """Let a dirty input stand for the output that replaces it; the caller gets the same object, as from eager."""

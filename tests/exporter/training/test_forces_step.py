@@ -31,7 +31,7 @@ def loss(found, forces):
 def test_it_is_saved_and_steps_as_eager(tmp_path, dynamo, artifacts):
     torch.manual_seed(0)
     model, x, forces = Field(), torch.randn(5, 3), torch.randn(5, 3)
-    options = dict(loss=loss, targets=(forces,), optimizer="sgd", hyperparameters={"lr": 0.01}, dynamo=dynamo)
+    options = {"loss": loss, "targets": (forces,), "optimizer": "sgd", "hyperparameters": {"lr": 0.01}, "dynamo": dynamo}
     step = exporter.export_training_step(model, (x.clone(),), **options)
     assert any(node.op_type == "PythonOpBackward" for node in step.model.graph)
     if artifacts:
