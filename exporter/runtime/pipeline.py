@@ -17,7 +17,7 @@ import onnx
 from exporter.runtime.library import is_there
 from exporter.runtime.node_order import MANY_NODES, list_as_they_can_run
 from exporter.runtime.prepare import has_python_ops, inline_modules, needs_library, prepare
-from symbolics.node.names import STEP_KEY
+from symbolics.node.names import ROWS_DOMAIN, STEP_KEY
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -37,6 +37,7 @@ class Arranged:
         accelerate: Whether an accelerator may rewrite a training step.
         carried: As `exporter.runtime.accelerate.Request` has it.
         own_options: Whether the caller has options of his own, which may know the library of PythonOps.
+        one_thread: Whether one thread runs all of a node, so that nobody else adds to the same place.
         library: Whether the model needs that library.
         is_step: Whether it is a training step.
         python_ops: Whether it has PythonOps.
@@ -52,6 +53,7 @@ class Arranged:
     accelerate: bool = True
     carried: Mapping[str, str] | None = None
     own_options: bool = False
+    one_thread: bool = False
     library: bool = False
     facts: dict[ir.Value, ShapeAndType] = field(default_factory=dict)
     update: Update | None = None
@@ -118,6 +120,16 @@ def _in_turn(arranged: Arranged) -> bool:
     return scatter_in_turn(arranged.model, arranged.model.graph)
 
 
+def _at_once(arranged: Arranged) -> bool:
+    from exporter.runtime.provider_forms import rows_at_once
+
+    return rows_at_once(arranged.model) > 0
+
+
+def _adds_rows(arranged: Arranged) -> bool:
+    return any(function.domain == ROWS_DOMAIN for function in arranged.proto.functions)
+
+
 def _accelerated(arranged: Arranged) -> bool:
     from exporter.runtime.accelerate import Request, accelerator
     from exporter.runtime.facts import find_facts
@@ -160,6 +172,13 @@ PASSES = (
     # A step that was written before exports did so: onnxruntime's CPU loses additions to one place where several threads make them.
     Pass("added in turn", _in_turn, lambda arranged: arranged.is_step and not arranged.providers, over_ir=True),
     Pass("accelerated", _accelerated, lambda arranged: arranged.is_step, over_ir=True),
+    # `AddRows` is there for the threads of a node, and costs up to a third of a force field's time where there are none.
+    Pass(
+        "rows added at once",
+        _at_once,
+        lambda arranged: arranged.one_thread and not arranged.providers and _adds_rows(arranged),
+        over_ir=True,
+    ),
     Pass("ordered for memory", _for_memory, lambda arranged: arranged.is_step and not arranged.large, over_ir=True),
     Pass("in the forms of its providers", _in_forms, lambda arranged: bool(arranged.providers), over_ir=True),
     Pass("as onnxruntime takes PythonOps", _prepared),

@@ -408,7 +408,8 @@ def _open(model: Any, how: _How) -> _Opened:
             raise RunError(problem)
         metadata = {entry.key: entry.value for entry in proto.metadata_props}
         with reading(model):
-            found = arrange(Arranged(proto, choice.names, accelerate, carried, own_options=options is not None))
+            one_thread = options is not None and options.intra_op_num_threads == 1 and options.use_per_session_threads
+            found = arrange(Arranged(proto, choice.names, accelerate, carried, own_options=options is not None, one_thread=one_thread))
     if device == "cuda":
         import torch  # noqa: F401  its CUDA and cuDNN are those that onnxruntime finds
     if options is None:

@@ -8,9 +8,12 @@ import sys
 import numpy as np
 import onnx
 import onnx.parser
+import onnx_ir as ir
 import onnxruntime
 import pytest
+import torch
 
+import exporter
 from exporter.runtime.pipeline import PASSES, Arranged, Pass, arrange
 from tests.processes import ROOT
 
@@ -97,3 +100,27 @@ def test_a_step_of_before_loses_no_additions():
     session = onnxruntime.InferenceSession(found.proto.SerializeToString(), options)
     for _ in range(20):
         np.testing.assert_allclose(session.run(None, {"x": x, "i": i, "u": u})[0], expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "form"), [((1, True), "ScatterND"), ((2, True), "AddRows"), ((0, True), "AddRows"), ((1, False), "AddRows")]
+)
+def test_rows_are_added_at_once_where_a_node_has_one_thread(options, form, monkeypatch):
+    """With threads of its own, or the one pool of the process, several may add to one place."""
+    table, ids = torch.nn.Embedding(300, 96), torch.randint(0, 300, (700,))
+    proto = ir.to_proto(exporter.build_gradient_graph(exporter.export(table, (ids,))))
+    assert any(node.op_type == "AddRows" for node in proto.graph.node)
+    given, seen = onnxruntime.SessionOptions(), []
+    given.intra_op_num_threads, given.use_per_session_threads = options
+    monkeypatch.setattr("exporter.runtime.session.arrange", lambda arranged: seen.append(arrange(arranged)) or seen[-1])
+    session = exporter.inference_session(proto, sess_options=given) if given.use_per_session_threads else None
+    if session is None:  # the process has no such pool
+        with pytest.raises(exporter.RunError):
+            exporter.inference_session(proto, sess_options=given)
+    kinds = {node.op_type for node in seen[0].proto.graph.node}
+    assert form in kinds and len(kinds & {"AddRows", "ScatterND"}) == 1
+    if session is not None:
+        g = torch.randn(700, 96)
+        (found,) = session.run(["weight_grad"], {session.get_inputs()[0].name: ids.numpy(), session.get_inputs()[1].name: g.numpy()})
+        table(ids).backward(g)
+        np.testing.assert_allclose(found, table.weight.grad, rtol=1e-5, atol=1e-5)
