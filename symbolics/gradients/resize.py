@@ -90,9 +90,7 @@ def _deciding(op: Builder, node: ir.Node, x: Value, places: list[int], position:
     sizes, lengths = op.ints(node.inputs[3]), [op.dim(x, axis) for axis in places]
     known = [n for n in lengths if isinstance(n, int)]
     if sizes is None or len(known) < len(lengths) or 0 in known:
-        return [
-            (n, op.Slice(node.inputs[3], [i], [i + 1]) if sizes is None else sizes[i]) for i, n in enumerate(lengths) if i != position
-        ]
+        return [(n, op.Slice(node.inputs[3], [i], [i + 1]) if sizes is None else sizes[i]) for i, n in enumerate(lengths) if i != position]
     ratios = [Fraction(size, n) for size, n in zip(sizes, known)]
     scale = (min if attr(node, "keep_aspect_ratio_policy") == "not_larger" else max)(ratios)
     return [] if ratios[position] == scale else [(scale.denominator, scale.numerator)]
