@@ -18,11 +18,13 @@ KNOWN = "<int64 a = {1}>"
         ("float[n,m] x", KNOWN, "u = Unsqueeze(x, a) y = Mul(u, u)"),
         ("float[2,3] x", "", "a = Constant<value = int64 {-1}>() u = Unsqueeze(x, a) y = Mul(u, u)"),
         ("float[2,3] x, int64 a", "", "u = Unsqueeze(x, a) y = Mul(u, u)"),
-        ("float[2,3] x", KNOWN + "", "u = Unsqueeze(x, a) v = Mul(u, u) w = Unsqueeze(v, a) y = Mul(w, w)"),
+        ("float[2,3] x", KNOWN, "u = Unsqueeze(x, a) v = Mul(u, u) w = Unsqueeze(v, a) y = Mul(w, w)"),
     ],
 )
 def test_gradients_of_two_orders(inputs, weights, body):
-    module = exporter.load(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> g ({inputs}) => (float y) {weights} {{ {body} }}'))
+    dims = "p,q,r,s" if "w =" in body else "p,q,r"
+    text = f'<ir_version: 8, opset_import: ["": 18]> g ({inputs}) => (float[{dims}] y) {weights} {{ {body} }}'
+    module = exporter.load(onnx.parser.parse_model(text))
     more = (torch.tensor(1),) if "int64 a" in inputs else ()
     power = 4 if "w =" in body else 2
     x = torch.randn(2, 3, requires_grad=True)
