@@ -51,6 +51,9 @@ def converted(model: ir.Model, version: int) -> ir.Model:
     new.metadata_props.update(model.metadata_props)
     if any(_has_its_own_gradient(key, function) for key, function in model.functions.items()):
         new.functions.update(model.functions)
+        for function in new.functions.values():
+            if all(_has_kept_its_words(node, function.opset_imports.get("", OPSET)) for node in walk(function)):
+                function.opset_imports[""] = max(OPSET, function.opset_imports.get("", OPSET))
     if version < _SLOPES_BROADCAST:
         _align_slopes(new)
     for node in list(walk(new.graph)):
@@ -75,6 +78,18 @@ def converted(model: ir.Model, version: int) -> ir.Model:
 
 def _has_its_own_gradient(key: ir.OperatorIdentifier, function: ir.Function) -> bool:
     return key[:2] == (MARK_DOMAIN, MARK_OP) or BACKWARD_KEY in function.metadata_props
+
+
+def _has_kept_its_words(node: ir.Node, version: int) -> bool:
+    """Whether a node of this opset means the same in the rules' oldest: it has no fewer inputs and attributes there, and the same defaults."""
+    if node.domain:
+        return True
+    try:
+        old, new = (onnx.defs.get_schema(node.op_type, opset, "") for opset in (version, max(version, OPSET)))
+    except onnx.defs.SchemaError:
+        return False
+    kept = all(name in new.attributes and new.attributes[name].default_value == a.default_value for name, a in old.attributes.items())
+    return kept and not new.deprecated and len(old.inputs) <= len(new.inputs)
 
 
 def _inlined(model: ir.Model) -> onnx.ModelProto:

@@ -11,10 +11,13 @@ import torch
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented
 
 import exporter
+from exporter.gradient_graph.build import build_gradient_graph
 from exporter.gradient_graph.model import own_copy
 from symbolics.errors import FormatError
 from symbolics.graph.walk import walk
+from symbolics.node.names import MARK_COUNT_KEY
 from tests.exporter.gradient_graph.old_operators import ROWS, UNTRIED, Row
+from tests.exporter.gradient_graph.test_check import Model
 
 NEWEST = 18  # which files are converted to
 
@@ -121,3 +124,23 @@ def test_functions_of_a_file_of_an_old_opset_stay(opset):
     torch.testing.assert_close(module(x).detach(), module(x.detach()))
     assert module(x).square().sum().backward() is None
     assert x.grad.abs().max() > 0
+
+
+def test_marks_of_an_old_opset_stop_gradients():
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 13, "pythonop": 1]> g (float[2] x) => (float[2] y) { s = pythonop.StopGradient(x) y = Mul(s, x) }
+        <domain: "pythonop", opset_import: ["": 13]> StopGradient (x) => (y) { y = Identity(x) }"""
+    )
+    onnx.helper.set_model_props(model, {MARK_COUNT_KEY: "1"})
+    x = np.array([2, 3], np.float32)
+    found = run(ir.to_proto(build_gradient_graph(model)), {"x": x, "y_grad": np.ones(2, np.float32)})
+    np.testing.assert_array_equal(found["y"], x * x)
+    np.testing.assert_array_equal(found["x_grad"], x)
+
+
+def test_a_portable_function_of_an_old_opset_has_its_gradient():
+    model, x = Model(), torch.randn(2, 3, requires_grad=True)
+    program = exporter.export(model, (x,), dynamo=False, opset_version=17, portable=True)
+    (expected,) = torch.autograd.grad(model(x).sum(), x)
+    (found,) = torch.autograd.grad(exporter.load(program)(x).sum(), x)
+    torch.testing.assert_close(found, expected)
