@@ -35,7 +35,7 @@ _POOL = "kernel_shape = [3, 2], strides = [2, 1], pads = [1, 0, 1, 1]"
 def _rows() -> dict[str, Row]:
     rows = {name: Row(_SINCE.get(name, 7), 17, f"y = {name}(x)") for name in _BY_NAME}
     rows |= {name: Row(7, 17, f"a = Abs(x) y = {name}(a)") for name in ("Sqrt", "Log", "Reciprocal")}
-    rows |= {name: Row(9, 17, f"a = Tanh(x) y = {name}(a)") for name in ("Atanh",)}
+    rows["Atanh"] = Row(9, 17, "a = Tanh(x) y = Atanh(a)")
     rows["Acosh"] = Row(9, 17, "a = Abs(x) o = Constant<value = float {1.5}>() b = Add(a, o) y = Acosh(b)")
     for name in ("Softmax", "LogSoftmax", "Hardmax"):
         for axis in range(3):
@@ -98,12 +98,10 @@ def _rows() -> dict[str, Row]:
         'y = Resize<mode = "linear", coordinate_transformation_mode = "tf_crop_and_resize", extrapolation_value = 3.0>(x, r, s)', IMAGE,
     )  # fmt: skip
     for name in _REDUCTIONS:
-        axes = "" if name == "ReduceSum" else "axes = [1], "
         rows[name] = Row(7, 17, f"y = {name}(x)")
         rows[f"{name} plain"] = Row(7, 17, f"y = {name}<keepdims = 0>(x)")
         rows[f"{name} axes"] = Row(7, 12 if name == "ReduceSum" else 17, f"y = {name}<axes = [1, 2], keepdims = 0>(x)")
         rows[f"{name} from the end"] = Row(11, 12 if name == "ReduceSum" else 17, f"y = {name}<axes = [-1]>(x)")
-        del axes
     rows["ReduceLogSum"] = Row(7, 17, "a = Abs(x) y = ReduceLogSum<axes = [1], keepdims = 0>(a)")
     rows["ReduceSum input"] = Row(13, 17, "a = Constant<value = int64[1] {1}>() y = ReduceSum<keepdims = 0>(x, a)")
     rows["ReduceSum none"] = Row(13, 17, "a = Constant<value = int64[0] {}>() y = ReduceSum<keepdims = 0, noop_with_empty_axes = 1>(x, a)")
@@ -248,7 +246,7 @@ def _rows() -> dict[str, Row]:
     )
     rows["Compress"] = Row(9, 17, "c = Constant<value = bool[3] {1, 0, 1}>() y = Compress<axis = 1>(x, c)")
     rows["Where"] = Row(9, 17, "c = Constant<value = bool[4] {1, 0, 1, 0}>() z = Neg(x) y = Where(c, x, z)")
-    rows["NonZero"] = Row(9, 17, "r = Round(x) y = NonZero(r)" if False else "y = NonZero(x)", outputs="int64[?] y")
+    rows["NonZero"] = Row(9, 17, "y = NonZero(x)", outputs="int64[?] y")
     rows["CumSum"] = Row(11, 17, "a = Constant<value = int32 {1}>() y = CumSum<reverse = 1, exclusive = 1>(x, a)")
     rows["DepthToSpace"] = Row(7, 17, "y = DepthToSpace<blocksize = 2>(x)", "float[1,8,2,3] x")
     rows["DepthToSpace CRD"] = Row(11, 17, 'y = DepthToSpace<blocksize = 2, mode = "CRD">(x)', "float[1,8,2,3] x")
