@@ -11,24 +11,24 @@ import onnx
 import onnx_ir as ir
 
 from exporter.files.read import open_model
-from exporter.files.skeleton import SMALL, is_weight, skeleton
+from exporter.files.skeleton import SMALL, skeleton
 from exporter.files.weights import lift_initializers, lift_weights
+from exporter.gradient_graph.conversion import OPSET, converted
 from exporter.gradient_graph.inference import infer_shapes
 from symbolics.errors import FormatError
 from symbolics.gradients.bodies import EXPOSED, OWN_RULE
 from symbolics.graph.calls import complete_calls
 from symbolics.graph.flatten import flatten, of_modules
 from symbolics.graph.own_outputs import own_outputs_of_bodies
-from symbolics.graph.values import attr, describe, graph_of, is_mark, rank_of, static_shape
+from symbolics.graph.values import attr, describe, graph_of, is_mark
 from symbolics.graph.walk import subgraphs, walk
 from symbolics.node.metadata import read_state
 from symbolics.node.names import BACKWARD_KEY, LINKS_KEY, MARK_COUNT_KEY, MARK_DOMAIN, MARK_OP
-from symbolics.text import reason, shown
+from symbolics.text import shown
 
 __all__ = ["own_copy", "remove_marks", "set_ir_version"]
 
 _OLDEST_IR = 8  # older ones have no functions, and the oldest list initializers among the inputs
-_SLOPES_BROADCAST = 7  # the opset since which those of a PRelu do
 _OWN_INITIALIZERS = 4  # before it, each was to be an input as well; files leave them out, and runtimes never minded
 # The IR version that an element type came with.
 _IR_OF_TYPE = {
@@ -39,7 +39,6 @@ _IR_OF_TYPE = {
     **dict.fromkeys(("UINT2", "INT2"), 13),
     **dict.fromkeys(("FLOAT6E2M3", "FLOAT6E3M2"), 14),
 }
-OPSET = 18  # the rules' oldest
 _MARK = (MARK_DOMAIN, MARK_OP)
 
 
@@ -75,7 +74,7 @@ def own_copy(source: Any, *, bounded: bool = False) -> ir.Model:
     if "ai.onnx" in versions:
         versions[""] = versions.pop("ai.onnx")
     version = versions.setdefault("", OPSET)
-    model = _converted(model, version) if version < OPSET else model
+    model = converted(model, version) if version < OPSET else model
     if any(n.op_type in ("If", "Loop", "Scan") for n in model.graph):  # so that a body may be copied without its weights
         lift_initializers(model)
         _rename_shadows(model.graph, set())
@@ -148,82 +147,6 @@ def set_ir_version(model: ir.Model) -> None:
     if any(function.metadata_props for function in model.functions.values()):
         needed = max(needed, 10)
     model.ir_version = min(model.ir_version, max(needed, *[_IR_OF_TYPE.get(t.name, 0) for t in types if t is not None], 0))
-
-
-def _converted(model: ir.Model, version: int) -> ir.Model:
-    """The model in the rules' oldest opset; the converter does not see the large weights."""
-    from onnx import version_converter
-
-    try:
-        converted = ir.from_proto(version_converter.convert_version(skeleton(model), OPSET))
-    except Exception as error:
-        raise FormatError(
-            f"the model has opset {version} and could not be converted to {OPSET}, the oldest that gradients are written for: "
-            f"{_culprit(model, error)}. Export it again with opset_version={OPSET} or newer."
-        ) from error
-    converted.metadata_props.update(model.metadata_props)
-    if version < _SLOPES_BROADCAST:
-        _align_slopes(converted)
-    graph, before = converted.graph, model.graph
-    graph.name = before.name
-    values = {v.name: v for v in graph.inputs}
-    weights = {n: values[n] for n, v in before.initializers.items() if is_weight(v.const_value)}
-    for name, value in weights.items():
-        value.const_value = before.initializers[name].const_value
-    kept = {v.name for v in before.inputs}
-    for value in [v for v in graph.inputs if v.name in weights and v.name not in kept]:
-        graph.inputs.remove(value)
-    rest = dict(graph.initializers)
-    graph.initializers.clear()
-    for name in (*before.initializers, *rest):  # in their old order
-        if name not in graph.initializers:
-            graph.initializers[name] = weights.get(name) or rest[name]
-    return converted
-
-
-def _align_slopes(model: ir.Model) -> None:
-    """Before opset 7 the slopes of a PRelu were one for each channel, which ONNX's converter passes over: as it broadcasts now they need axes behind."""
-    nodes = [node for node in walk(model.graph) if node.op_type == "PRelu" and node.domain == ""]
-    if not nodes:
-        return
-    infer_shapes(model)
-    for node in nodes:
-        x, slope = node.inputs
-        if rank_of(x) is None or slope is None or rank_of(slope) is None:
-            raise FormatError(
-                f"{describe(node)} is of an opset before 7, and the ranks of its inputs are not known: add their shapes to the file"
-            )
-        behind = (rank_of(x) or 0) - 2
-        if behind > 0 and rank_of(slope) == 1 and static_shape(slope) != (1,):
-            axes = ir.node("Constant", [], attributes={"value_ints": list(range(1, 1 + behind))})
-            aligned = ir.node("Unsqueeze", [slope, axes.outputs[0]])
-            for new, what in ((axes, "axes"), (aligned, "slopes")):
-                new.outputs[0].name = new.name = f"{node.outputs[0].name}_{what}"
-            graph_of(node).insert_before(node, [axes, aligned])
-            node.replace_input_with(1, aligned.outputs[0])
-
-
-def _culprit(model: ir.Model, error: Exception) -> str:
-    """What ONNX's converter said, without the line of its source; and the first node that it says that of alone."""
-    said = reason(error).rpartition(" failed: ")[2].rstrip(".")
-    proto = skeleton(model)
-    with contextlib.suppress(onnx.shape_inference.InferenceError):
-        proto = onnx.shape_inference.infer_shapes(proto)
-    infos = {v.name: v for v in (*proto.graph.input, *proto.graph.value_info, *proto.graph.output)}
-    weights = {tensor.name: tensor for tensor in proto.graph.initializer}
-    for node, twin in zip(model.graph, proto.graph.node):
-        given = [infos[n] for n in dict.fromkeys(twin.input) if n in infos]
-        constants = [weights[n] for n in dict.fromkeys(twin.input) if n in weights]
-        made = [infos.get(n) or onnx.ValueInfoProto(name=n) for n in twin.output if n]
-        alone = onnx.helper.make_graph([twin], "alone", given, made, constants)
-        try:
-            onnx.version_converter.convert_version(
-                onnx.helper.make_model(alone, opset_imports=proto.opset_import, ir_version=proto.ir_version), OPSET
-            )
-        except Exception as again:
-            if reason(again).rpartition(" failed: ")[2].rstrip(".") == said:
-                return f"{describe(node)}: {said}"
-    return said
 
 
 # ----------------------------------------------------------------------------------------------------------- the marks

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
+from onnx.reference.ops.op_conv import Conv as OnnxConv
+from onnx.reference.ops.op_conv_transpose import ConvTranspose as OnnxConvTranspose
 
 __all__ = ["MENDED", "GatherElements", "MendedEvaluator", "Pad"]
 
@@ -45,8 +47,87 @@ class Pad(OpRun):
         return (np.pad(data[cut], added, mode=mode, **more).astype(data.dtype, copy=False),)  # type: ignore[call-overload]
 
 
+def _by_group(run: Callable[..., Any], x: np.ndarray, w: np.ndarray, b: np.ndarray | None, attributes: dict[str, Any]) -> tuple[np.ndarray]:
+    """The outputs of each group alone, beside one another."""
+    groups = attributes.pop("group", None) or 1
+    parts = zip(np.split(x, groups, 1), np.split(w, groups), [None] * groups if b is None else np.split(b, groups), strict=True)
+    return (np.concatenate([run(*part, group=1, **attributes)[0] for part in parts], 1),)
+
+
+class Conv(OnnxConv):
+    """onnx's own fails on some groups."""
+
+    op_domain = ""
+
+    def _run(self, *operands: Any, **attributes: Any) -> Any:
+        x, w, b = (*operands, None)[:3]
+        return _by_group(super()._run, x, w, b, attributes)
+
+
+class ConvTranspose(OnnxConvTranspose):
+    """onnx's own gives each group the bias of the first, and one channel."""
+
+    op_domain = ""
+
+    def _run(self, *operands: Any, **attributes: Any) -> Any:
+        x, w, b = (*operands, None)[:3]
+        return _by_group(super()._run, x, w, b, attributes)
+
+
+class LRN(OpRun):
+    """onnx's own sums over as many channels as there are images."""
+
+    op_domain = ""
+
+    def _run(self, x: np.ndarray, alpha: float, beta: float, bias: float, size: int) -> tuple[np.ndarray]:
+        before = (size - 1) // 2
+        squares = np.pad(x * x, [(0, 0), (before, size - 1 - before), *[(0, 0)] * (x.ndim - 2)])
+        sums = np.lib.stride_tricks.sliding_window_view(squares, size, axis=1).sum(-1)
+        return ((x / (bias + alpha / size * sums) ** beta).astype(x.dtype),)
+
+
+class LpPool(OpRun):
+    """onnx's own multiplies an average, which is of fewer elements at the end of an axis with ceil_mode."""
+
+    op_domain = ""
+
+    def _run(
+        self, x: np.ndarray, auto_pad: str | None = None, ceil_mode: int | None = None, dilations: Any = None, kernel_shape: Any = None,
+        p: int | None = None, pads: Any = None, strides: Any = None,
+    ) -> tuple[np.ndarray]:  # fmt: skip
+        n, p = len(kernel_shape), 2 if p is None else p
+        steps, gaps, around = strides or [1] * n, dilations or [1] * n, pads or [0] * (2 * n)
+        sums = np.abs(x) ** p
+        for i, (kernel, step, gap) in enumerate(zip(kernel_shape, steps, gaps, strict=True)):
+            axis, span = x.ndim - n + i, (kernel - 1) * gap + 1
+            size, begin, end = x.shape[axis], around[i], around[n + i]
+            if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+                missing = max((-(-size // step) - 1) * step + span - size, 0)
+                begin = missing // 2 if auto_pad == "SAME_UPPER" else missing - missing // 2
+                end = missing - begin
+            rest = size + begin + end - span
+            count = (-(-rest // step) if ceil_mode else rest // step) + 1
+            if ceil_mode and (count - 1) * step >= size + begin:  # a window of padding alone
+                count -= 1
+            widths = [(0, 0)] * x.ndim
+            widths[axis] = (begin, end + max(0, (count - 1) * step + span - size - begin - end))
+            windows = np.lib.stride_tricks.sliding_window_view(np.pad(sums, widths), span, axis=axis)
+            sums = windows[..., ::gap].sum(-1).take(np.arange(count) * step, axis)
+        return ((sums ** (1.0 / p)).astype(x.dtype),)
+
+
+class GlobalLpPool(OpRun):
+    """onnx has none."""
+
+    op_domain = ""
+
+    def _run(self, x: np.ndarray, p: int | None = None) -> tuple[np.ndarray]:
+        p = 2 if p is None else p
+        return (((np.abs(x) ** p).sum(tuple(range(2, x.ndim)), keepdims=True) ** (1.0 / p)).astype(x.dtype),)
+
+
 #: All of them.
-MENDED: tuple[type[OpRun], ...] = (GatherElements, Pad)
+MENDED: tuple[type[OpRun], ...] = (Conv, ConvTranspose, GatherElements, GlobalLpPool, LRN, LpPool, Pad)
 
 
 class MendedEvaluator(ReferenceEvaluator):

@@ -28,11 +28,16 @@ def _move(op: Builder, node: ir.Node, g: Value, x: Value, *, unique: bool = Fals
     return op.scatter_numbers(g, numbers, x, unique=unique)
 
 
+def _vector(op: Builder, axes: Value) -> Value | list[int]:
+    """Constant axes as a vector: torch writes a scalar for one axis, which onnxruntime's Unsqueeze takes and its Squeeze does not."""
+    return axes if axes.shape is not None and len(axes.shape) == 1 else op.ints(axes) or []
+
+
 _LINES: dict[str, RuleFunction] = {
     "Reshape": lambda op, g, x: op.reshape_like(g, x),
     "Flatten": lambda op, g, x: op.reshape_like(g, x),
-    "Squeeze": lambda op, g, x, axes: op.Unsqueeze(g, axes) if axes is not None and op.ints(axes) else op.reshape_like(g, x),
-    "Unsqueeze": lambda op, g, x, axes: op.Squeeze(g, axes) if op.ints(axes) else op.reshape_like(g, x),
+    "Squeeze": lambda op, g, x, axes: op.Unsqueeze(g, _vector(op, axes)) if axes is not None and op.ints(axes) else op.reshape_like(g, x),
+    "Unsqueeze": lambda op, g, x, axes: op.Squeeze(g, _vector(op, axes)) if op.ints(axes) else op.reshape_like(g, x),
     "Expand": lambda op, g, x, *, y: op.sum_to(g, x, y),
     "Transpose": lambda op, g, x, *, perm: op.Transpose(g) if perm is None else op.Transpose(g, perm=[int(i) for i in np.argsort(perm)]),
     "Split": lambda op, gs, x, *, ys, axis: op.Concat(*[op.zeros_like(y) if g is None else g for g, y in zip(gs, ys)], axis=axis),

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import onnx_ir as ir
 from onnx_ir import Value
 
 from symbolics.gradients.registry import Ints, gradient
 from symbolics.gradients.windows import Dim
 from symbolics.graph.builder import Builder
-from symbolics.graph.values import static_shape
+from symbolics.graph.values import attr, static_shape
 
 __all__: list[str] = []
 
 _REPEATS = (("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"))  # with these a whole factor repeats each element
+_OF_LENGTHS = ("align_corners", "tf_crop_and_resize")  # with these the lengths say all, and not the scale
 
 
 @gradient("Resize", "Upsample")
@@ -36,7 +39,12 @@ def resize(
             part = _part(op, roi, position, len(places)) if crops and roi is not None else None
             has_scales = scales is not None and (known is None or known.size)
             factor = op.Slice(scales, [position], [position + 1]) if has_scales else None
-            g = _along(op, g, axis, rank, _matrix(op, node, x, y, axis, part, factor))
+            one_for_all = not stretches and not has_scales and coordinate_transformation_mode not in _OF_LENGTHS
+            if one_for_all and (others := _deciding(op, node, x, places, position)):
+                matrix = _kept_matrix(op, node, x, axis, position, others)
+            else:
+                matrix = _matrix(op, node, x, y, axis, part, factor)
+            g = _along(op, g, axis, rank, matrix)
     g.shape = x.shape
     return g
 
@@ -72,6 +80,33 @@ def _matrix(op: Builder, node: ir.Node, x: Value, y: Value, axis: int, part: Val
     else:
         inputs = [None, op.Concat([1, 1], op.vector([op.dim(y, axis)]), op.vector([size]), axis=0)]
     return op.Cast(op.Squeeze(op.Resize(image, part, *inputs, **attributes), [0, 1]), to=x.dtype)
+
+
+def _deciding(op: Builder, node: ir.Node, x: Value, places: list[int], position: int) -> list[tuple[Dim, Dim]]:
+    """The other axes, as lengths and sizes, that this axis needs beside it to find the one scale that keep_aspect_ratio_policy makes of all.
+
+    Where all is known that is one axis, as short as its ratio allows; none where this axis is the one itself.
+    """
+    sizes, lengths = op.ints(node.inputs[3]), [op.dim(x, axis) for axis in places]
+    known = [n for n in lengths if isinstance(n, int)]
+    if sizes is None or len(known) < len(lengths) or 0 in known:
+        return [(n, op.Slice(node.inputs[3], [i], [i + 1]) if sizes is None else sizes[i]) for i, n in enumerate(lengths) if i != position]
+    ratios = [Fraction(size, n) for size, n in zip(sizes, known)]
+    scale = (min if attr(node, "keep_aspect_ratio_policy") == "not_larger" else max)(ratios)
+    return [] if ratios[position] == scale else [(scale.denominator, scale.numerator)]
+
+
+def _kept_matrix(op: Builder, node: ir.Node, x: Value, axis: int, position: int, others: list[tuple[Dim, Dim]]) -> Value:
+    """`_matrix` where the scale is that of other axes, along which the image is constant: one image for each element of this axis."""
+    length, sizes = op.dim(x, axis), op.ints(node.inputs[3])
+    size: Dim = op.Slice(node.inputs[3], [position], [position + 1]) if sizes is None else sizes[position]
+    eye = op.EyeLike(op.ConstantOfShape(op.vector([length, length])), dtype=ir.DataType.FLOAT)
+    behind = list(range(3, 3 + len(others)))
+    images = op.Expand(op.Unsqueeze(eye, [1, *behind]), op.vector([1, 1, 1, *[n for n, _ in others]]))
+    attributes = {k: v for k, v in node.attributes.items() if k not in ("axes", "extrapolation_value")}
+    resized = op.Resize(images, None, None, op.vector([size, *[s for _, s in others]]), axes=[2, *behind], **attributes)
+    first = op.Slice(resized, [0] * len(others), [1] * len(others), behind)
+    return op.Cast(op.Transpose(op.Squeeze(first, [1, *behind]), perm=[1, 0]), to=x.dtype)
 
 
 def _part(op: Builder, roi: Value, position: int, count: int) -> Value:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from symbolics.quirks.quirk import Quirk
 
 __all__ = [
+    "CONVERTED_OPERATORS",
     "DELETED_SLICES",
     "EMPTY_NAMES",
     "FUSIONS_IN_A_DOMAIN",
@@ -15,6 +16,13 @@ __all__ = [
     "WIDENED_HALVES",
     "WRITTEN_PARTS",
 ]
+
+CONVERTED_OPERATORS = Quirk(
+    cure="exporter/gradient_graph/conversion.py",
+    upstream="onnx",
+    seen="1.23.2",
+    wrong="the version converter loses functions, gives Upsample and Resize-10 other places of pixels, Hardmax another axis, Pad an attribute it lacks",
+)
 
 DELETED_SLICES = Quirk(
     cure="the loops over one output or input in exporter/forward/finish.py and exporter/gradient_graph/model.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from onnx.reference import ReferenceEvaluator
@@ -73,3 +74,36 @@ def test_negative_pads_cut_off():
     for evaluator in (MendedEvaluator, exporter.reference_evaluator):
         (y,) = evaluator(onnx.parser.parse_model(text)).run(None, {"x": x})
         np.testing.assert_array_equal(y, [[1, 2, 0], [4, 5, 0]])
+
+
+#: What onnx's own evaluator computes wrongly or not at all, with the shapes of x and of w, if there is one.
+MENDED = {
+    "Conv<group = 2, strides = [2, 2]>(x, w, b)": ((1, 2, 5, 6), (4, 1, 3, 2)),
+    'Conv<group = 2, auto_pad = "SAME_LOWER">(x, w, b)': ((2, 2, 5, 6), (4, 1, 3, 2)),
+    'Conv<group = 2, auto_pad = "VALID">(x, w)': ((1, 2, 5, 6), (4, 1, 3, 2)),
+    "ConvTranspose<group = 2, strides = [2, 1]>(x, w, b)": ((2, 2, 3, 4), (2, 2, 3, 3)),
+    "ConvTranspose<strides = [2, 1], pads = [1, 0, 0, 1]>(x, w)": ((1, 2, 3, 4), (2, 2, 3, 3)),
+    "LRN<size = 3, alpha = 0.5>(x)": ((2, 5, 2, 2), None),
+    "LRN<size = 5, alpha = 0.5, bias = 1.5>(x)": ((1, 5, 2, 2), None),
+    "LpPool<kernel_shape = [2, 2], strides = [2, 2], p = 3, ceil_mode = 1>(x)": ((1, 2, 5, 6), None),
+    "LpPool<kernel_shape = [3, 2], strides = [1, 2], pads = [1, 0, 1, 1], dilations = [2, 1]>(x)": ((1, 2, 5, 6), None),
+    'LpPool<kernel_shape = [3, 2], strides = [2, 2], auto_pad = "SAME_UPPER">(x)': ((1, 2, 5, 6), None),
+    "GlobalLpPool<p = 3>(x)": ((2, 2, 3, 4), None),
+}
+
+
+@pytest.mark.parametrize("call", MENDED)
+def test_the_evaluator_computes_what_onnxruntime_does(call):
+    shape, kernel = MENDED[call]
+    rng = np.random.default_rng(0)
+    values = {} if kernel is None else {"w": rng.standard_normal(kernel, np.float32), "b": rng.standard_normal(4, np.float32)}
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 18]> g (float[{",".join(map(str, shape))}] x) => (float[a,b,c,d] y) {{ y = {call} }}'
+    )
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(value, name) for name, value in values.items() if f" {name}" in call)
+    x = rng.standard_normal(shape, np.float32)
+    (expected,) = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    (found,) = MendedEvaluator(model).run(None, {"x": x})
+    assert found.dtype == expected.dtype
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert exporter.check_gradients(model, order=1, inputs={"x": x}) < 1e-5

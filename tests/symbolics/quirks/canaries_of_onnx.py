@@ -1,0 +1,25 @@
+"""Canaries of onnx itself: each says whether it is still wrong."""
+
+from __future__ import annotations
+
+import onnx
+from onnx import version_converter
+
+
+def _converted(opset: int, body: str, function: str = "") -> onnx.ModelProto:
+    imports = f'opset_import: ["": {opset}, "my": 1]'
+    text = f"<ir_version: 8, {imports}> g (float[1,2,4,6] x) => (float y) {{ {body} }} {function}"
+    return version_converter.convert_version(onnx.parser.parse_model(text), 18)
+
+
+def converted_operators():
+    (hardmax,) = _converted(11, "y = Hardmax<axis = 1>(x)").graph.node[-1:]
+    upsample = _converted(9, 's = Constant<value = float[4] {1.0, 1.0, 2.0, 2.0}>() y = Upsample<mode = "linear">(x, s)')
+    pad = _converted(10, 'y = Pad<mode = "edge", pads = [0, 0, 1, 1, 0, 0, 0, 0], value = 2.5>(x)')
+    called = _converted(11, "y = my.F(x)", '<domain: "my", opset_import: ["": 11]> F (x) => (y) { y = Abs(x) }')
+    return (
+        hardmax.op_type == "Hardmax"
+        or not any(a.name == "coordinate_transformation_mode" for a in upsample.graph.node[-1].attribute)
+        or any(a.name == "value" for a in pad.graph.node[-1].attribute)
+        or not called.functions
+    )
