@@ -27,21 +27,19 @@ from tests.exporter.runtime.build import forward, record
 from tests.processes import python
 from tests.support import Calls, missing
 from tests.symbolics.quirks.tools import (
-    differs,
-    fails,
-    gradient,
-    op_types,
-    torchscript_differs,
-    torchscripted,
-    translated,
-    translated_rank,
-)
+    differs, fails, gradient, op_types, torchscript_differs, torchscripted, translated, translated_rank,
+)  # fmt: skip
 from tests.zoo import functions as F
 
 
 def attention_dropout():
-    drops = translated(lambda q: functional.scaled_dot_product_attention(q, q, q, dropout_p=0.5), torch.randn(1, 2, 3, 4))
-    return any(node.op_type == "Dropout" and len(node.inputs) < 3 for node in drops.graph)
+    graph = translated(lambda q: functional.scaled_dot_product_attention(q, q, q, dropout_p=0.5), torch.randn(1, 2, 3, 4)).graph
+    return any(node.op_type == "Dropout" and len(node.inputs) < 3 for node in graph)
+
+
+def masked_rows():
+    attention = functional.scaled_dot_product_attention
+    return differs(gradient(lambda q, mask: attention(q, q, q, mask), torch.randn(1, 2, 3, 4), torch.eye(3) > 1))
 
 
 def axes():

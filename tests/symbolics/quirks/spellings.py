@@ -85,7 +85,7 @@ _SAMPLES: dict[str, list[tuple[Any, ...]]] = {  # those that the database does n
     "im2col": [(torch.arange(32.0).reshape(1, 2, 4, 4), [2, 2], [1, 1], [0, 0], [1, 1])],
     "multinomial": [(_x.abs() + 0.1, 1), (_x.abs() + 0.1, 2, True)],
     "normal": [(_x, _x.abs()), (_x, 2.0)],
-    "scaled_dot_product_attention": [(_x[None], _x[None], _x[None])],
+    "scaled_dot_product_attention": [(_x[None], _x[None], _x[None]), (_x[None], _x[None], _x[None], _x[:, :2] > 0)],
     "threshold": [(_x, 0.1, 20.0)],
     "fake_quantize_per_tensor_affine": [(_x, 0.1, 1, -8, 7)],
     "fake_quantize_per_tensor_affine_cachemask": [(_x, 0.1, 1, -8, 7)],
