@@ -17,7 +17,7 @@ from exporter.files.program import Program
 from exporter.files.read import open_model
 from symbolics.errors import ArgumentError, FormatError
 from symbolics.graph.values import dtype_of, name_of
-from symbolics.node.metadata import StateEntry, StepLayout, read_state, results_of, step_of, write_state
+from symbolics.node.metadata import StateEntry, StepLayout, forget_absent_changes, read_state, results_of, step_of, write_state
 from symbolics.node.names import OUTPUTS_KEY, STATE_KEY
 from symbolics.node.result import count_tensors
 from symbolics.text import reason, shown
@@ -52,7 +52,8 @@ def trained(folder: str | os.PathLike[str], saved: bytes | str | os.PathLike[str
 
     Returns:
         The model. Its parameters and buffers are initializers, by the keys of the model's own state_dict. Those that no step
-        changes are as they were.
+        changes are as they were. As an evaluation, it returns the model's results alone: a buffer that forward changes in
+        eval mode, too, keeps the value that the training left.
 
     Raises:
         ArgumentError: The state is that of another model, or keeps no averages.
@@ -69,6 +70,7 @@ def trained(folder: str | os.PathLike[str], saved: bytes | str | os.PathLike[str
     values = _values(saved)
     keys = _keys(layout)
     entries = read_state(model.metadata_props) or {}
+    forget_absent_changes(model)  # folders of before, whose evaluation named them
     _drop_a_foreign_structure(model)
     for value in [value for value in model.graph.inputs if value.name in keys]:
         name = name_of(value)

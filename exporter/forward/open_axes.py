@@ -41,7 +41,8 @@ def say_of_open_axes(model: ir.Model, trace: Trace, examples: Mapping[tuple[str,
         if axes and number.place not in said:
             said.add(number.place)
             where, axis = f"{number.how} {number.place}", min(axes)
-            warn(_of_parts(where, axis, number.parts) if number.parts else _of_number(where, axis))
+            said_of = _of_steps if number.steps else _of_number
+            warn(_of_parts(where, axis, number.parts) if number.parts else said_of(where, axis))
     heard = {
         shape.inputs[0] for size, number in zip(kept, trace.sizes.numbers, strict=True) if number.parts for shape in _shapes_behind(size)
     }
@@ -62,6 +63,13 @@ def _of_number(where: str, axis: str) -> str:
     return (
         f"{where} makes a number of the size of the open axis {axis!r}: the file keeps the example's, in a loop as many steps: compute with the size itself, "
         "choose with torch.cond or torch.where, name the module of a loop in opaque=, or give the axis a fixed size."
+    )
+
+
+def _of_steps(where: str, axis: str) -> str:
+    return (
+        f"{where} goes along the open axis {axis!r} step by step, as ONNX has no node of it: the file keeps the example's number of steps, and cuts a longer axis off: "
+        "name it in opaque=['torch.nn.modules.rnn:LSTM'], or give the axis a fixed size."
     )
 
 

@@ -21,7 +21,7 @@ from symbolics.graph.calls import complete_calls
 from symbolics.graph.flatten import flatten, of_modules
 from symbolics.graph.own_outputs import own_outputs_of_bodies
 from symbolics.graph.values import attr, describe, graph_of, is_mark
-from symbolics.graph.walk import subgraphs, walk
+from symbolics.graph.walk import reads, subgraphs, walk
 from symbolics.node.metadata import read_state
 from symbolics.node.names import BACKWARD_KEY, LINKS_KEY, MARK_COUNT_KEY, MARK_DOMAIN, MARK_OP
 from symbolics.text import shown
@@ -39,6 +39,7 @@ _IR_OF_TYPE = {
     **dict.fromkeys(("UINT2", "INT2"), 13),
     **dict.fromkeys(("FLOAT6E2M3", "FLOAT6E3M2"), 14),
 }
+_RECURRENT = frozenset(("GRU", "LSTM", "RNN"))
 _MARK = (MARK_DOMAIN, MARK_OP)
 
 
@@ -81,6 +82,7 @@ def own_copy(source: Any, *, bounded: bool = False) -> ir.Model:
         own_outputs_of_bodies(model, list(walk(model.graph)))
     model.ir_version = max(model.ir_version, _OLDEST_IR)
     if read_state(model.metadata_props) is None:
+        _doubt_lengths(model)
         _doubt_outputs(model)
     return model
 
@@ -98,8 +100,29 @@ def _rename_shadows(graph: ir.Graph, outer: set[str | None]) -> None:
         _rename_shadows(body, names)
 
 
+def _doubt_lengths(model: ir.Model) -> None:
+    """Infer the shapes behind an LSTM or GRU anew where axes are open: those that torch.onnx declares have the example's length."""
+    opened = _open_names(model)
+    behind: dict[ir.Value, ir.Shape | None] = {}
+    for node in model.graph if opened else ():
+        if (node.op_type in _RECURRENT and node.domain == "") or any(value in behind for value in reads(node)):
+            behind.update((value, value.shape) for each in walk([node]) for value in each.outputs)
+    if not behind:
+        return
+    for value in behind:
+        value.shape = None
+    with contextlib.suppress(FormatError):  # that is told where it does harm
+        infer_shapes(model)
+    for value, old in behind.items():
+        if value.shape is None and old is not None:
+            value.shape = ir.Shape([None] * len(old))
+
+
 def _doubt_outputs(model: ir.Model) -> None:
-    """Take back the rank that a file declares for an output where its nodes make another: runtimes warn of that, and refuse a gradient of that rank."""
+    """Take back what a file declares for an output where its nodes make another rank, or where an axis has the size of an open one.
+
+    Runtimes warn of that, and refuse a gradient of that shape.
+    """
     declared = [
         (value, value.shape) for value in dict.fromkeys(model.graph.outputs) if value.shape is not None and value.producer() is not None
     ]
@@ -107,9 +130,24 @@ def _doubt_outputs(model: ir.Model) -> None:
         value.shape = None
     with contextlib.suppress(FormatError):  # that is told where it does harm
         infer_shapes(model)
+    opened = _open_names(model)
     for value, shape in declared:
-        if value.shape is None or len(value.shape) == len(shape):
+        if value.shape is None or (len(value.shape) == len(shape) and not _contradicts(shape, value.shape, opened)):
             value.shape = shape
+
+
+def _open_names(model: ir.Model) -> set[str]:
+    """The names of the open axes of inputs."""
+    dims = (dim for value in model.graph.inputs if value.shape is not None for dim in value.shape)
+    return {dim.value for dim in dims if isinstance(dim, ir.SymbolicDim) and dim.value}
+
+
+def _contradicts(declared: ir.Shape | None, found: ir.Shape | None, opened: set[str]) -> bool:
+    """Whether a size is declared as a number where it is that of an open axis."""
+    if declared is None or found is None:
+        return False
+    pairs = zip(declared, found)
+    return any(type(old) is int and isinstance(new, ir.SymbolicDim) and new.value in opened for old, new in pairs)
 
 
 def _check(model: ir.Model) -> None:

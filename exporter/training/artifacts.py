@@ -27,7 +27,7 @@ from exporter.training.objective import Objective, check_names
 from exporter.training.step import TrainingStep
 from symbolics.errors import ArgumentError, ExportError
 from symbolics.graph.values import attr, dtype_of, is_python_op, name_of
-from symbolics.node.metadata import StepLayout, read_state, write_state
+from symbolics.node.metadata import StepLayout, forget_absent_changes, read_state, write_state
 from symbolics.node.names import OUTPUTS_KEY, STATE_KEY
 from symbolics.node.result import without_first
 from symbolics.text import clean
@@ -233,6 +233,7 @@ def with_state_inputs(model: ir.Model, layout: StepLayout) -> ir.Model:
     # What no node reads any more is no input of the evaluation: counts of batches, parameters of the other branch.
     used = [name for name in names if name in model.graph.initializers and _is_read(model.graph.initializers[name])]
     forward = forward_part(model, used)
+    forget_absent_changes(forward)
     for value in forward.graph.inputs:
         value.name = names.get(name_of(value), value.name) if name_of(value) in used else value.name
     known = forward.graph.initializers

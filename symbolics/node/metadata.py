@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from symbolics.errors import FormatError
@@ -41,6 +41,7 @@ __all__ = [
     "TangentPairing",
     "changes_of",
     "check_version",
+    "forget_absent_changes",
     "pairing_of",
     "read_changes",
     "read_cumulative",
@@ -317,6 +318,19 @@ def changes_of(model: ir.Model) -> BufferChanges:
     if outputs <= set(changes.carried.values()):
         raise FormatError.damaged(f"metadata {BUFFERS_KEY}", "it leaves the model without an output of its own")
     return changes
+
+
+def forget_absent_changes(model: ir.Model) -> None:
+    """Take out of the metadata the next values of buffers that a part of a file does not give out: it changes none of these."""
+    changes = read_changes(model.metadata_props)
+    if changes is None:
+        return
+    outputs = _names(model.graph.outputs)
+    carried = {name: output for name, output in changes.carried.items() if output in outputs}
+    if carried or changes.lost:
+        model.metadata_props[BUFFERS_KEY] = write_changes(replace(changes, carried=carried))
+    else:
+        del model.metadata_props[BUFFERS_KEY]
 
 
 def results_of(model: ir.Model) -> list[ir.Value]:

@@ -85,7 +85,7 @@ from symbolics.quirks.torchlib.clamps import clamps_apart
 from symbolics.quirks.torchlib.integer_products import INTEGER_PRODUCTS
 from symbolics.quirks.torchlib.matrix_powers import MATRIX_POWERS
 from symbolics.quirks.torchlib.multinomial import MULTINOMIAL
-from symbolics.quirks.torchlib.projections import PROJECTIONS
+from symbolics.quirks.torchlib.projections import PROJECTIONS, steps_axis
 from symbolics.quirks.torchlib.regions import stop_at_regions
 
 __all__ = [
@@ -111,6 +111,7 @@ __all__ = [
     "read_copies",
     "reshapes_with_sizes",
     "spelled",
+    "steps_axis",
     "translations",
 ]  # fmt: skip
 

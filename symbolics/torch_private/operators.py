@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from symbolics.torch_private.torchscript import paused_capture
 __all__ = [
     "below_autograd",
     "check_schema",
+    "composite_kernel",
     "definition_of",
     "find_overload",
     "first_operator",
@@ -28,6 +29,7 @@ __all__ = [
     "is_dispatched",
     "is_generated",
     "is_python_kernel",
+    "is_recorded",
     "kernel_of",
     "operator_classes",
     "operator_name",
@@ -52,6 +54,37 @@ def operator_classes() -> tuple[type, ...]:
 def forget_kernels(operator: Any) -> None:
     """Let the dispatcher look up an operator's kernels in Python anew. ``_dispatch_cache``: what changes ``py_kernels`` itself, as torch's exporter does, has to."""
     operator._dispatch_cache.clear()
+
+
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
+
+@contextlib.contextmanager
+def composite_kernel(operator: Any, kernel: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Give an operator that is a function of others another kernel in Python, in the block; ``kernel`` makes it of the one that it has.
+
+    ``py_kernels`` and ``decomposition_table``: there torch looks for what gives a composite operator's shapes, before its function in C++.
+    """
+    from torch._decomp import decomposition_table
+
+    places: tuple[tuple[dict[Any, Any], Any], ...] = (operator.py_kernels, _COMPOSITE), (decomposition_table, operator)
+    before = [table[key] for table, key in places]
+    for table, key in places:
+        table[key] = kernel(before[0])
+    forget_kernels(operator)
+    try:
+        yield
+    finally:
+        for (table, key), old in zip(places, before, strict=True):
+            table[key] = old
+        forget_kernels(operator)
+
+
+def is_recorded() -> bool:
+    """Whether torch.fx writes down what operators are called now. ``get_proxy_mode``: while it asks a kernel for shapes alone, there is none."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    return get_proxy_mode() is not None
 
 
 def operator_name(called: Any) -> str:

@@ -133,6 +133,22 @@ def test_forget_kernels():
     assert not operator._dispatch_cache
 
 
+def test_composite_kernel():
+    operator, key, table = torch.ops.aten.gru.input, torch._C.DispatchKey.CompositeImplicitAutograd, torch._decomp.decomposition_table
+    before = operator.py_kernels[key], table[operator]
+    with private.composite_kernel(operator, lambda kernel: lambda *given: (kernel, *given)):
+        assert operator.py_kernels[key](1) == table[operator](1) == (before[0], 1)
+    assert (operator.py_kernels[key], table[operator]) == before
+
+
+def test_is_recorded():
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    seen = []
+    make_fx(lambda x: seen.append(private.is_recorded()) or x)(torch.ones(2))
+    assert seen == [True] and not private.is_recorded()
+
+
 def test_transforms_active():
     seen = []
     torch.func.vmap(lambda x: seen.append(private.transforms_active()) or x)(torch.ones(2))

@@ -19,6 +19,7 @@ from symbolics import torch_private as private
 from symbolics.capture.checks import only_raises
 from symbolics.errors import ExportError
 from symbolics.node.containers import expand_leaves
+from symbolics.quirks import steps_axis
 
 __all__ = ["Number", "Sizes", "asking_frame", "is_traced_size"]
 
@@ -43,12 +44,14 @@ class Number(NamedTuple):
         size: The size, as a traced tensor.
         how, place: By which use, and where in the model.
         parts: Into how many parts a tensor was taken along an axis of this size; 0 where the size itself was read.
+        steps: Whether the file has a recurrence along an axis of this size step by step.
     """
 
     size: torch.Tensor
     how: str
     place: str
     parts: int = 0
+    steps: bool = False
 
 
 @dataclass
@@ -84,7 +87,7 @@ class Sizes:
             self.numbers.append(Number(tensor, _NUMBERS[name], place()))
 
     def parted(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], parts: Any, place: Callable[[], str]) -> None:
-        """A function was called: remember where it took a tensor into as many parts as an axis of it has.
+        """A function was called: remember where it took a tensor into as many parts, or went as many steps, as an axis of it has.
 
         Args:
             name: The function.
@@ -93,6 +96,10 @@ class Sizes:
             place: Says where in the model.
         """
         tensor = args[0] if args else None
+        if self.dynamic and name == "lstm" and private.is_tracing() and (steps := steps_axis(*args, **kwargs)) is not None:
+            with private.unheard():
+                size = torch.as_tensor(args[0].shape[steps])
+            self.numbers.append(Number(size, "nn.LSTM with proj_size", place(), steps=True))
         if not self.dynamic or name not in _PARTS or not private.is_tracing() or not isinstance(tensor, torch.Tensor) or not tensor.dim():
             return
         given = args[1:] if name == "unbind" else args[2:]

@@ -9,7 +9,7 @@ import torch
 from symbolics.quirks.quirk import Quirk
 from symbolics.quirks.rewriting import Rewrite, instead
 
-__all__ = ["PROJECTIONS", "QUIRK"]
+__all__ = ["PROJECTIONS", "QUIRK", "steps_axis"]
 
 QUIRK = Quirk(
     upstream="onnxscript's torchlib",
@@ -18,14 +18,21 @@ QUIRK = Quirk(
 )
 
 
+def steps_axis(x: Any, hx: Any, params: Any, *options: Any) -> int | None:
+    """Along which axis of x a call of torch.lstm is written step by step; None where it is one node, or of a packed sequence."""
+    if not isinstance(params, (list, tuple)):
+        return None
+    has_biases, layers, _, _, bidirectional, batch_first = options
+    projected = len(params) == layers * (2 if bidirectional else 1) * (5 if has_biases else 3)
+    return (1 if batch_first else 0) if projected else None
+
+
 def _lstm(x: Any, hx: Any, params: Any, *options: Any) -> Any:
     """Layer by layer and step by step, in operators: as long a file as the sequence."""
-    if not isinstance(params, (list, tuple)):  # a packed sequence
+    if steps_axis(x, hx, params, *options) is None:
         return NotImplemented
     has_biases, layers, dropout, train, bidirectional, batch_first = options
     directions, count = (2 if bidirectional else 1), (5 if has_biases else 3)
-    if len(params) != layers * directions * count:
-        return NotImplemented
     x = x.transpose(0, 1) if batch_first else x
     states = []
     for layer in range(layers):

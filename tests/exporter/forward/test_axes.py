@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 
 import pytest
 import torch
@@ -83,3 +84,42 @@ def test_a_name_that_no_input_has(dynamo):
     if dynamo:
         with pytest.raises(exporter.PythonopError, match="dynamic_shapes names 'nobody'; the arguments that are given are 'input'"):
             export(dynamic_shapes={"nobody": {0: "n"}})
+
+
+class _Recurrent(torch.nn.Module):
+    def __init__(self, kind, **options):
+        super().__init__()
+        self.layer = kind(3, 4, batch_first=True, **options)
+
+    def forward(self, x):
+        return self.layer(x)[0]
+
+
+@pytest.mark.parametrize("options", [{}, {"bidirectional": True, "num_layers": 2, "bias": False}])
+def test_an_lstm_with_projections_along_an_open_axis(options):
+    """ONNX has no such node: the file had the example's steps without a word."""
+    model, x = _Recurrent(torch.nn.LSTM, proj_size=2, **options), torch.randn(3, 5, 3)
+    with pytest.warns(
+        exporter.PythonopWarning, match=r"proj_size in module layer at .*test_axes:\d+ goes along the open axis 't' step by step"
+    ):
+        exporter.export(model, (x,), dynamo=False, dynamic_shapes={"x": {1: "t"}})
+    program = exporter.export(model, (x,), dynamo=False, dynamic_shapes={"x": {1: "t"}}, opaque=["torch.nn.modules.rnn:LSTM"])
+    longer = torch.randn(3, 7, 3)
+    torch.testing.assert_close(exporter.load(program, allow=["torch.nn.modules.rnn:LSTM"])(longer), model(longer))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "axes"),
+    [
+        (torch.nn.LSTM, {"proj_size": 2}, {0: "b"}),
+        (torch.nn.LSTM, {}, {1: "t"}),
+        (torch.nn.GRU, {}, {1: "t"}),
+        (torch.nn.RNN, {}, {1: "t"}),
+    ],
+)
+def test_recurrences_of_which_nothing_is_to_be_said(kind, options, axes):
+    model, other = _Recurrent(kind, **options), torch.randn(*((4, 5, 3) if 0 in axes else (3, 7, 3)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", exporter.PythonopWarning)
+        program = exporter.export(model, (torch.randn(3, 5, 3),), dynamo=False, dynamic_shapes={"x": axes})
+    torch.testing.assert_close(exporter.load(program)(other), model(other))

@@ -289,3 +289,33 @@ exporter.build_gradient_graph(model)
 def test_a_size_that_a_file_only_claims_takes_no_memory():
     done = python("-c", _CLAIM, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr[-1000:]
+
+
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU], ids=["LSTM", "GRU"])
+def test_lengths_that_a_foreign_file_declares_behind_a_recurrence(kind):
+    """torch.onnx alone declares the example's length where the length is open."""
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.recurrence = kind(3, 4, batch_first=True)
+
+        def forward(self, x):
+            return self.recurrence(x)[0].relu()
+
+    model, shapes = Model(), {"x": {0: torch.export.Dim("b"), 1: torch.export.Dim("t")}}
+    proto = exporter.export(model, (torch.randn(3, 5, 3),), dynamic_shapes=shapes).model_proto
+    del proto.metadata_props[:]
+    for value in (*proto.graph.output, *proto.graph.value_info):
+        dims = value.type.tensor_type.shape.dim
+        for dim in (dim for dim in dims if dim.dim_param == "t" and dims[-1].dim_value == 4):  # the features behind the recurrence
+            dim.dim_value = 5
+    x, y = (torch.linspace(-1, 1, 42).reshape(2, 7, 3).requires_grad_() for _ in range(2))
+    (exporter.load(proto)(x) ** 2).sum().backward()
+    (model(y) ** 2).sum().backward()
+    torch.testing.assert_close(x.grad, y.grad)
+
+
+def test_a_size_that_a_foreign_file_declares_of_an_open_axis():
+    training = build_gradient_graph(parse("y = Relu(x)", "float[n,3] x", "float[5,3] y"), wrt=["x"])
+    assert [value.shape for value in training.graph.inputs if value.name == "y_grad"] == [["n", 3]]

@@ -267,3 +267,39 @@ def test_what_else_is_no_state(small, tmp_path):
         exporter.trained(tmp_path, saved)
     with pytest.raises(ArgumentError, match="keeps no average"):
         exporter.trained(folder, saved, ema=True)
+
+
+class _Counts(nn.Module):
+    """Buffers that forward changes in eval mode, too, beside batch norm."""
+
+    def __init__(self, reads):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.norm, self.reads = nn.Linear(6, 6), nn.BatchNorm1d(6), reads
+        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("largest", torch.zeros(6))
+
+    def forward(self, x):
+        self.seen += x.shape[0]
+        self.largest.copy_(torch.maximum(self.largest, x.amax(0)))
+        y = self.norm(self.layer(x))
+        return y * self.largest.detach() if self.reads else y
+
+
+@both
+@pytest.mark.parametrize("reads", [False, True], ids=["", "read"])
+@pytest.mark.parametrize("ema", [False, True], ids=["", "averages"])
+def test_buffers_that_forward_changes_in_eval_mode_too(dynamo, reads, ema, tmp_path):
+    """A trained model was refused: the evaluation named next values that it does not give out."""
+    model, batches = _Counts(reads), _batches(3, (6,), 6)
+    _folder(tmp_path / "art", copy.deepcopy(model), batches[0], dynamo=dynamo, **({"ema": 0.5} if ema else {}))
+    trainer = exporter.Trainer.load(tmp_path / "art")
+    for batch in batches:
+        trainer.step(dict(zip((*trainer.layout.inputs, *trainer.layout.targets), batch, strict=True)))
+    program = exporter.trained(tmp_path / "art", trainer.save(), ema=ema)
+    loaded, state, x = exporter.load(program), trainer.state_dict(ema=ema), batches[0][0]
+    assert state["seen"] == 24 and state["largest"].any()
+    np.testing.assert_allclose(loaded(x).detach(), _expected(model, state, x), rtol=1e-4, atol=1e-5)
+    for key, value in loaded.state_dict().items():
+        torch.testing.assert_close(value, state[key], msg=key, rtol=0, atol=0)
+    exporter.load(tmp_path / "art" / "eval.onnx")

@@ -27,7 +27,14 @@ from tests.exporter.runtime.build import forward, record
 from tests.processes import python
 from tests.support import Calls, missing
 from tests.symbolics.quirks.tools import (
-    differs, fails, gradient, op_types, torchscript_differs, torchscripted, translated, translated_rank,
+    differs,
+    fails,
+    gradient,
+    op_types,
+    torchscript_differs,
+    torchscripted,
+    translated,
+    translated_rank,
 )  # fmt: skip
 from tests.zoo import functions as F
 

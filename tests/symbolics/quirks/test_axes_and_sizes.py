@@ -263,3 +263,18 @@ def test_a_recurrence_of_open_length_exports_again(kind):
         longer = torch.randn(2, 7, 3)
         (found,) = exporter.inference_session(program).run(None, {"x": longer.numpy()})
         torch.testing.assert_close(torch.tensor(found), model(longer).detach())
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("end", [lambda y: y, lambda y: y[:, -1], lambda y: y.flatten(1), lambda y: y.mean(1) / y.shape[1]])
+def test_a_recurrence_of_open_length_has_gradients_at_every_length(kind, end):
+    """What follows it was declared with the example's length."""
+    layer, shapes = Recurrence(kind), (({0: torch.export.Dim("batch"), 1: torch.export.Dim("time")},),)
+    model = Calls(lambda x: end(layer(x)))
+    model.layer = layer
+    program = exporter.export(model, (torch.randn(3, 4, 3),), dynamic_shapes=shapes)
+    assert not any(dim in (3, 4) for dim in program.model.graph.outputs[0].shape[:-1])
+    x, y = (torch.linspace(-1, 1, 42).reshape(2, 7, 3).requires_grad_() for _ in range(2))
+    (exporter.load(program)(x) ** 2).sum().backward()
+    (model(y) ** 2).sum().backward()
+    torch.testing.assert_close(x.grad, y.grad)
