@@ -104,9 +104,7 @@ def export(
         of_model = Written.of(output)
         counts = Counter(row.function for row in report.rows)
         facts = {
-            "file": str(output),
-            "bytes": of_model.size,
-            "data": [str(each) for each in of_model.data],
+            **of_model.facts,
             "schema": schema,
             "gradients": str(gradients) if gradients is not None else None,
             "calls": len(report.rows),

@@ -73,10 +73,7 @@ def write_derivative(
         assert pairing is not None
         nodes = len(list(built.graph.all_nodes()))
         of_model = Written.of(output)
-        written = {
-            "file": str(output), "bytes": of_model.size, "data": [str(each) for each in of_model.data], "nodes": nodes,
-            "forward_nodes": forward, "unchecked": unchecked,
-        }  # fmt: skip
+        written = {**of_model.facts, "nodes": nodes, "forward_nodes": forward, "unchecked": unchecked}
         pairs = {"inputs": dict(pairing.inputs), "outputs": dict(pairing.outputs), "unreached": list(pairing.unreached)}
         why = "nothing depends on them" if isinstance(pairing, GradientPairing) else "they depend on nothing that moves"
         zero = f", {len(pairing.unreached)} of them zero: {why}" if pairing.unreached else ""

@@ -108,9 +108,7 @@ def quantize(
             save_model(quantized.model, output, external_data=external_data or None, check=False)
         of_model = Written.of(output)
         facts = {
-            "file": str(output),
-            "bytes": of_model.size,
-            "data": [str(each) for each in of_model.data],
+            **of_model.facts,
             "bytes_before": before,
             "products": [asdict(each) for each in quantized.products],
             "activations": [asdict(each) for each in quantized.activations],

@@ -182,8 +182,7 @@ def step(
                 write_artifacts(program, evaluation, artifacts, provider=written_for, external_data=external_data or None, check=False)
         nodes, step_file = len(list(program.model.graph.all_nodes())), Written.of(path)
         written = {
-            "file": str(path), "initial": str(initial), "bytes": step_file.size, "data": [str(each) for each in step_file.data], "nodes": nodes,
-            "inlined": program.inlined,
+            **step_file.facts, "initial": str(initial), "nodes": nodes, "inlined": program.inlined,
             "artifacts": [str(file) for file in folder], "portable": shared.portable_facts(program), "unchecked": unchecked,
             **({} if placed is None else {"placements": placed}),
         }  # fmt: skip

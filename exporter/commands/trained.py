@@ -46,9 +46,6 @@ def trained(
         entries = read_state(program.model.metadata_props) or {}
         kinds = {kind: sum(entry.kind == kind for entry in entries.values()) for kind in ("parameter", "buffer")}
         of_model = Written.of(output)
-        facts = {
-            "file": str(output), "bytes": of_model.size, "data": [str(each) for each in of_model.data],
-            "parameters": kinds["parameter"], "buffers": kinds["buffer"], "unchecked": unchecked,
-        }  # fmt: skip
+        facts = {**of_model.facts, "parameters": kinds["parameter"], "buffers": kinds["buffer"], "unchecked": unchecked}
         line = f"{of_model.said()}: {kinds['parameter']} parameters, {kinds['buffer']} buffers"
         tell(facts, (line, *unchecked), as_json)

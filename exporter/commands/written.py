@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from exporter.files.read import open_model
 from exporter.files.tensors import data_files
@@ -31,6 +32,11 @@ class Written:
         """Of the model at this path."""
         data = tuple(sorted(data_files(open_model(path))))
         return cls(path, sum(file.stat().st_size for file in (path, *data)), data)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The same for --json."""
+        return {"file": str(self.path), "bytes": self.size, "data": [str(each) for each in self.data]}
 
     def said(self, more: str = "") -> str:
         """A line about it: its path and bytes, in which of them tensors are, and what else there is to say of it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -53,12 +54,12 @@ def handed_on(template: Any, moved: Mapping[int, tuple[Any, Any]], results: Sequ
         results: Stand for the tensors.
         who: Begins the error of an `Unseen`.
     """
-    places = iter(range(len(moved) and len(numbers_of(template))))
+    places = itertools.count()
 
     def leaf(value: Any) -> Any:
         if isinstance(value, Slot):
             return results[value.index]
-        if not moved or isinstance(value, torch.Tensor) or (index := next(places)) not in moved:
+        if isinstance(value, torch.Tensor) or (index := next(places)) not in moved:
             return value
         one, two = moved[index]
         return Unseen(f"{who}: it returns a Python value computed from its inputs ({one!r:.60} in one run, {two!r:.60} in another)")

@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from symbolics import torch_private as private
-from symbolics.quirks.pytorch.masked_rows import MASKED_ROWS
+from symbolics.quirks.pytorch.masked_rows import nothing_where_all_is_masked
 from symbolics.quirks.pytorch.scalars import SCALARS
 from symbolics.quirks.quirk import Quirk
 from symbolics.quirks.rewriting import Rewrite, call
@@ -39,6 +39,6 @@ def _in_float(inner: Rewrite | None, torchscript: bool = False) -> Rewrite:
 
 _NAMES = ("sum", "nansum", "prod", "cumsum", "cumprod", "amax", "amin", "aminmax")
 HALF_RESULTS: dict[Any, Rewrite] = {
-    functional.scaled_dot_product_attention: _in_float(MASKED_ROWS[functional.scaled_dot_product_attention], torchscript=True),
+    functional.scaled_dot_product_attention: _in_float(nothing_where_all_is_masked, torchscript=True),
     **{function: _in_float(SCALARS.get(function)) for name in _NAMES for function in (getattr(torch, name), getattr(torch.Tensor, name))},
 }

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 from symbolics.quirks.quirk import Quirk
-from symbolics.quirks.rewriting import Rewrite, call
 
-__all__ = ["MASKED_ROWS", "QUIRK", "nothing_where_all_is_masked"]
+__all__ = ["QUIRK", "nothing_where_all_is_masked"]
 
 QUIRK = Quirk(
     upstream="torch and onnxscript's torchlib",
@@ -22,31 +20,20 @@ QUIRK = Quirk(
 _MASK = 3  # its place among the arguments
 
 
-def nothing_where_all_is_masked(inner: Rewrite | None = None) -> Rewrite:
-    """Such a query looks at everything, and its result is taken times zero: an optimizer folds that better than a choice.
-
-    Args:
-        inner: What else stands in for the call.
-    """
-
-    def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        mask = args[_MASK] if len(args) > _MASK else kwargs.get("attn_mask")
-        if mask is None:
-            return call(inner, func, args, kwargs)
-        if mask.dtype is torch.bool:
-            nothing = torch.logical_not(mask.any(-1, keepdim=True))
-            opened = torch.logical_or(mask, nothing)
-        else:
-            nothing = mask.detach().amax(-1, keepdim=True) == -torch.inf
-            opened = mask.masked_fill(nothing, 0.0).to(args[0].dtype if args else kwargs["query"].dtype)  # which eager converts
-        if len(args) > _MASK:
-            args = (*args[:_MASK], opened, *args[_MASK + 1 :])
-        else:
-            kwargs = {**kwargs, "attn_mask": opened}
-        result = call(inner, func, args, kwargs)
-        return result * torch.logical_not(nothing).to(result.dtype)
-
-    return called
-
-
-MASKED_ROWS = {functional.scaled_dot_product_attention: nothing_where_all_is_masked()}
+def nothing_where_all_is_masked(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The call of attention, in which such a query looks at everything, and its result times zero. An optimizer folds a product better than a choice."""
+    mask = args[_MASK] if len(args) > _MASK else kwargs.get("attn_mask")
+    if mask is None:
+        return func(*args, **kwargs)
+    if mask.dtype is torch.bool:
+        nothing = torch.logical_not(mask.any(-1, keepdim=True))
+        opened = torch.logical_or(mask, nothing)
+    else:
+        nothing = mask.detach().amax(-1, keepdim=True) == -torch.inf
+        opened = mask.masked_fill(nothing, 0.0).to(args[0].dtype if args else kwargs["query"].dtype)  # which eager converts
+    if len(args) > _MASK:
+        args = (*args[:_MASK], opened, *args[_MASK + 1 :])
+    else:
+        kwargs = {**kwargs, "attn_mask": opened}
+    result = func(*args, **kwargs)
+    return result * torch.logical_not(nothing).to(result.dtype)
