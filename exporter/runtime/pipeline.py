@@ -121,13 +121,20 @@ def _in_turn(arranged: Arranged) -> bool:
 
 
 def _at_once(arranged: Arranged) -> bool:
-    from exporter.runtime.provider_forms import rows_at_once
+    from exporter.runtime.provider_forms import rows_at_once, short_rows_at_once
+    from symbolics.graph.walk import remove_unread, unread
 
-    return rows_at_once(arranged.model) > 0
+    before = unread(arranged.model.graph)
+    changed = rows_at_once(arranged.model) + short_rows_at_once(arranged.model)
+    if changed:
+        remove_unread(arranged.model.graph, before)
+    return changed > 0
 
 
 def _adds_rows(arranged: Arranged) -> bool:
-    return any(function.domain == ROWS_DOMAIN for function in arranged.proto.functions)
+    return any(function.domain == ROWS_DOMAIN for function in arranged.proto.functions) or any(
+        node.op_type == "ScatterElements" for node in arranged.proto.graph.node
+    )
 
 
 def _accelerated(arranged: Arranged) -> bool:

@@ -34,7 +34,7 @@ from symbolics.errors import ArgumentError
 from symbolics.graph.copies import replace
 from symbolics.graph.emitter import Emitter
 from symbolics.graph.scope import Scope, free_prefix
-from symbolics.graph.values import array_of, attr, static_shape
+from symbolics.graph.values import array_of, attr, fixed_array, made_by, rank_of, static_shape
 from symbolics.graph.walk import captured, remove_unread, subgraphs, unread, walk
 from symbolics.node.names import ADD_ROWS, ROWS_DOMAIN
 from symbolics.text import shown
@@ -48,6 +48,7 @@ __all__ = [
     "captures_as_states",
     "rows_at_once",
     "rows_of_infinity",
+    "short_rows_at_once",
     "sums_over_known_axes",
     "sums_over_repeats",
     "write_file",
@@ -73,6 +74,47 @@ def rows_at_once(model: ir.Model) -> int:
         model.functions.pop((ROWS_DOMAIN, ADD_ROWS, ""), None)
         model.graph.opset_imports.pop(ROWS_DOMAIN, None)
     return len(found)
+
+
+def short_rows_at_once(model: ir.Model) -> int:
+    """Rows added to rows by ScatterND, where `symbolics.graph.row_sums.by_elements` has added them element by element.
+
+    For onnxruntime's CPU with one thread: the index needs no copy for each element, and a row is added in one loop. A file cannot say
+    ScatterND, as several threads would lose additions.
+
+    Returns:
+        How many were written so.
+    """
+    found = [(node, column) for node in walk(model.graph) if (column := _column_of_rows(node)) is not None]
+    scope = Scope(free_prefix(model.graph, "form/short/") if found else "", lambda value: False)
+    for node, column in found:
+        op, (data, _, updates) = Emitter(scope), node.inputs
+        replace(scope, node, op.nodes, [op.ScatterND(data, op.Reshape(column, op.i64([-1, 1])), updates, reduction="add")])
+    scope.register(model.graph)
+    return len(found)
+
+
+def _column_of_rows(node: ir.Node) -> ir.Value | None:
+    """The index of a ScatterElements that adds whole rows, one number for each row; else None."""
+    if node.op_type != "ScatterElements" or node.domain or attr(node, "axis", 0) != 0 or attr(node, "reduction", None) != "add":
+        return None
+    data, index, updates = node.inputs
+    wide = made_by(index, "Expand")
+    if wide is None or not _is_shape_of(wide.inputs[1], updates):
+        return None
+    column = made_by(wide.inputs[0], "Unsqueeze")
+    axes = None if column is None else fixed_array(column.inputs[1])
+    if column is None or axes is None or axes.tolist() != list(range(1, rank_of(data) or 0)):
+        return None
+    return column.inputs[0]
+
+
+def _is_shape_of(sizes: ir.Value | None, value: ir.Value | None) -> bool:
+    fixed, made = fixed_array(sizes), made_by(sizes, "Shape")
+    if fixed is not None:
+        shape = None if value is None else static_shape(value)
+        return shape is not None and fixed.tolist() == list(shape)
+    return made is not None and made.inputs[0] is value and not made.attributes
 
 
 def captures_as_states(model: ir.Model) -> int:

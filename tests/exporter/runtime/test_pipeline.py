@@ -102,6 +102,31 @@ def test_a_step_of_before_loses_no_additions():
         np.testing.assert_allclose(session.run(None, {"x": x, "i": i, "u": u})[0], expected, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize(("threads", "form"), [(1, "ScatterND"), (2, "ScatterElements")])
+@pytest.mark.parametrize("inner", [(16,), (4, 3)])
+def test_short_rows_are_added_at_once_where_a_node_has_one_thread(threads, form, inner, monkeypatch):
+    """A file adds rows of fewer than 64 elements one by one, as several threads would lose additions."""
+    table, ids = torch.randn(300, *inner), torch.randint(-300, 300, (5000,))
+
+    class Rows(torch.nn.Module):
+        def forward(self, table, ids):
+            return table[ids]
+
+    proto = ir.to_proto(exporter.build_gradient_graph(exporter.export(Rows(), (table, ids)), wrt=["table"]))
+    assert {"ScatterElements"} == {node.op_type for node in proto.graph.node} & {"ScatterElements", "ScatterND", "AddRows"}
+    given, seen = onnxruntime.SessionOptions(), []
+    given.intra_op_num_threads = threads
+    monkeypatch.setattr("exporter.runtime.session.arrange", lambda arranged: seen.append(arrange(arranged)) or seen[-1])
+    session = exporter.inference_session(proto, sess_options=given)
+    kinds = {node.op_type for node in seen[0].proto.graph.node}
+    assert kinds & {"ScatterElements", "ScatterND"} == {form} and ("Expand" in kinds) == (form == "ScatterElements")
+    g, wanted = torch.randn(5000, *inner), torch.zeros(300, *inner)
+    wanted.index_add_(0, ids % 300, g)
+    feeds = {"table": table.numpy(), "ids": ids.numpy(), session.get_inputs()[-1].name: g.numpy()}
+    found = session.run(["table_grad"], {put.name: feeds[put.name] for put in session.get_inputs()})
+    np.testing.assert_allclose(found[0], wanted, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("options", "form"), [((1, True), "ScatterND"), ((2, True), "AddRows"), ((0, True), "AddRows"), ((1, False), "AddRows")]
 )
