@@ -78,6 +78,7 @@ def verify(
     max_floats: int | None,
     max_levels: float,
     max_classes: float,
+    max_outputs: float,
 ) -> None:
     """Compare the file of the model that TARGET makes, and its gradients, with eager PyTorch; with FILE, that ONNX file as it is.
 
@@ -94,15 +95,15 @@ def verify(
             raise click.UsageError("--quantized takes one model beside it: a TARGET, or an ONNX file")
         verify_quantized(
             context, quantized, target, runs=runs, arrays=arrays, dims=dims,
-            limits={"floats": max_floats, "levels": max_levels, "classes": max_classes},
+            limits={"floats": max_floats, "levels": max_levels, "classes": max_classes, "outputs": max_outputs},
             inputs=inputs, dynamic=dynamic, dynamo=dynamo, opset=opset, setups=setups, as_json=as_json,
         )  # fmt: skip
         return
     if any(
         context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE
-        for name in ("runs", "arrays", "dims", "max_floats", "max_levels", "max_classes")
+        for name in ("runs", "arrays", "dims", "max_floats", "max_levels", "max_classes", "max_outputs")
     ):
-        raise click.UsageError("--runs, --inputs, --dim, --max-floats, --max-levels and --max-classes are for --quantized")
+        raise click.UsageError("--runs, --inputs, --dim, --max-floats, --max-levels, --max-classes and --max-outputs are for --quantized")
     if len(files) > 1 or (files and ":" in files[0] and not Path(files[0]).exists()):  # a TARGET, and more
         raise click.UsageError(
             f"Got unexpected extra argument ({clean(targets[-1])}): verify takes one TARGET, and at most one FILE before it"

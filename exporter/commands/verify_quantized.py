@@ -26,6 +26,13 @@ def quantized_options(command: Callable[..., Any]) -> Callable[..., Any]:
     share = click.FloatRange(0, 1)
     for option in (
         click.option(
+            "--max-outputs",
+            type=click.FloatRange(min=0),
+            default=0.001,
+            show_default=True,
+            help="With --quantized: by how much of its size (rms) an output may differ where all levels are the same.",
+        ),
+        click.option(
             "--max-classes",
             type=share,
             default=0.005,

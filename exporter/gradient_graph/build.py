@@ -66,7 +66,7 @@ def build_gradient_graph(
         The model. After its own inputs it takes ``<output>_grad`` for each of ``outputs``, with the output's shape and dtype.
         After its own outputs it returns ``<name>_grad`` for each of ``wrt``. The metadata entry ``pythonop.gradients`` says
         which is which. A name in ``wrt`` that no output depends on has a gradient of zeros, and is listed there as unreached.
-        Its IR version is the oldest (from 8 on) that its contents need, and never newer than the input's.
+        Its IR version is the oldest (from 8 on) that its contents need, and never newer than the input's, or 8.
 
     Raises:
         UnsupportedOperatorError: An operator between ``wrt`` and the outputs has no gradient rule.

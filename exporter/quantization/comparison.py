@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,9 @@ __all__ = ["Comparison", "compare", "quantized_name"]
 #: Of an input, how many shapes a report says.
 _SHAPES = 4
 
+#: Behind the name of a quantiser's value: the input that takes its place.
+_GIVEN = "/given"
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -29,7 +33,11 @@ class Comparison:
     Attributes:
         levels: Quantiser -> the share of its levels that are not the fake-quantised model's.
         steps: Quantiser -> by how many steps a level differs at most.
+        layers: Quantiser -> how many of its levels differ from what the fake-quantised model makes of the very levels that the integers
+            have before it, and how many levels there are. It does not grow with the depth of the model.
         outputs: Output -> the largest difference.
+        tails: Output -> its difference from what the fake-quantised model makes of the very levels that the integers have, as root mean
+            square over that of the output; the share of elements for an output of integers. An output that is a quantiser is in ``levels``.
         classes: Output of two axes -> the share of rows whose largest element is another one.
         runs: How many inputs.
         different: How many of them are different.
@@ -38,7 +46,9 @@ class Comparison:
 
     levels: dict[str, float]
     steps: dict[str, float]
+    layers: dict[str, tuple[int, int]]
     outputs: dict[str, float]
+    tails: dict[str, float]
     classes: dict[str, float]
     runs: int
     different: int
@@ -49,9 +59,13 @@ class Comparison:
         return "\n".join(
             [f"{self._count}, beside the model in rounded floats"]
             + [f"  input {clean(name)}: {_listed(shapes)}" for name, shapes in self.shapes.items()]
-            + [f"  levels of {clean(name)}: {share:.4%} differ, by {self.steps[name]:.0f} at most" for name, share in self.levels.items()]
+            + [
+                f"  levels of {clean(name)}: {share:.4%} differ, by {self.steps[name]:.0f} at most; with the same levels before it: {self.layers[name][0]} of {self.layers[name][1]}"
+                for name, share in self.levels.items()
+            ]
             + [
                 f"  output {clean(name)}: {gap:.1e} at most"
+                + (f", {self.tails[name]:.1e} (rms, of its own) with the same levels" if name in self.tails else "")
                 + (f", another class in {self.classes[name]:.2%}" if name in self.classes else "")
                 for name, gap in self.outputs.items()
             ]
@@ -88,12 +102,16 @@ def compare(rounded: ir.Model, integers: ir.Model, scales: Mapping[str, float], 
     if missing := [name for name in outputs if name not in {value.name for value in integers.graph.outputs}]:
         raise ArgumentError(
             f"the model has the output {clean(missing[0])!r}, and the file in integers has {', '.join(clean(str(value.name)) for value in integers.graph.outputs)}: "
-            "give both exports the same output_names, or give the very file that was quantised"
+            "give the very file that was quantised, or give both exports the same output_names="
         )
     level = onnxruntime.GraphOptimizationLevel
     one = _session(rounded, [name for name in names if name not in outputs], level.ORT_DISABLE_ALL)
     two = _session(integers, [name for name in names.values() if name not in outputs], level.ORT_ENABLE_ALL)
+    given = [name for name in names if name not in outputs]
+    behind = _session(_from_levels(rounded, given), [], level.ORT_DISABLE_ALL)
+    tails = {name: _Apart() for name in outputs if name not in names}
     off, total, steps = dict.fromkeys(names, 0), dict.fromkeys(names, 0), dict.fromkeys(names, 0.0)
+    alone = dict.fromkeys(names, 0)
     gaps, rows, moved = dict.fromkeys(outputs, 0.0), dict.fromkeys(outputs, 0), dict.fromkeys(outputs, 0)
     different: set[bytes] = set()
     shapes: dict[str, dict[str, None]] = {str(value.name): {} for value in one.get_inputs()}
@@ -105,11 +123,15 @@ def compare(rounded: ir.Model, integers: ir.Model, scales: Mapping[str, float], 
         for name, array in arrays.items():
             shapes[name][f"{array.dtype}{list(array.shape)}"] = None
         found = {name: values[names.get(name, name)] for name in (*outputs, *names)}
+        same_levels = _run(behind, {**feeds, **{f"{name}{_GIVEN}": found[name] for name in given}})
         for name in names:
             apart = np.abs(wanted[name] - found[name]) / scales[name]
+            alone[name] += int((np.abs(same_levels[name] - found[name]) / scales[name] > 0.5).sum())
             off[name] += int((apart > 0.5).sum())
             total[name] += apart.size
             steps[name] = max(steps[name], float(np.rint(apart.max(initial=0.0))))
+        for name, apart_by in tails.items():
+            apart_by.add(same_levels[name], found[name])
         for name in outputs:
             gaps[name] = max(gaps[name], float(np.abs(wanted[name].astype(np.float64) - found[name]).max(initial=0.0)))
             if wanted[name].ndim == 2 and wanted[name].size:
@@ -119,12 +141,51 @@ def compare(rounded: ir.Model, integers: ir.Model, scales: Mapping[str, float], 
     return Comparison(
         {name: off[name] / max(total[name], 1) for name in names},
         steps,
+        {name: (alone[name], total[name]) for name in names},
         gaps,
+        {name: apart_by.share for name, apart_by in tails.items()},
         {name: moved[name] / rows[name] for name in outputs if rows[name]},
         len(inputs),
         len(different),
         {name: list(each) for name, each in shapes.items() if each},
     )
+
+
+class _Apart:
+    """How far arrays are from others, over all of them."""
+
+    def __init__(self) -> None:
+        self.difference = self.size = 0.0
+
+    def add(self, wanted: np.ndarray, found: np.ndarray) -> None:
+        one, other = (each.astype(np.float64) if each.dtype.kind == "f" else each for each in (wanted, found))
+        same = (one == other) | ((one != one) & (other != other))
+        if wanted.dtype.kind == "f":
+            self.difference += float((np.where(same, 0, one - other) ** 2).sum())
+            self.size += float((one[np.isfinite(one)] ** 2).sum())
+        else:
+            self.difference += int((~same).sum())
+            self.size += one.size
+        self.floats = wanted.dtype.kind == "f"
+
+    @property
+    def share(self) -> float:
+        if self.difference != 0:  # so is NaN
+            share = self.difference / self.size if self.size else math.inf
+            return math.sqrt(share) if self.floats else share
+        return 0.0
+
+
+def _from_levels(model: ir.Model, names: Sequence[str]) -> ir.Model:
+    """A copy of a model that is given the values of these names, and gives what it would have made them."""
+    copy = model.clone()
+    values = {value.name: value for node in copy.graph for value in node.outputs}
+    for name in names:
+        given = ir.Value(name=f"{name}{_GIVEN}", type=values[name].type or ir.TensorType(ir.DataType.FLOAT))
+        values[name].replace_all_uses_with(given)
+        copy.graph.inputs.append(given)
+        copy.graph.outputs.append(values[name])
+    return copy
 
 
 def _digest(arrays: Mapping[str, np.ndarray]) -> bytes:

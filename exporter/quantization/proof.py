@@ -27,12 +27,13 @@ class Limits:
     """What may differ.
 
     Attributes:
-        floats, levels, classes: As `verify_quantized` takes them.
+        floats, levels, classes, outputs: As `verify_quantized` takes them.
     """
 
     floats: int | None
     levels: float
     classes: float
+    outputs: float
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,19 @@ class Proof:
         for name, share in self.compared.levels.items():
             if share > limits.levels:
                 found.append(f"{share:.3%} of the levels of {clean(name)} differ, more than {limits.levels:.3%}")
+        for name, (off, count) in self.compared.layers.items():
+            if off > 1 + limits.outputs * count:
+                found.append(
+                    f"{off} of {count} levels of {clean(name)} differ where all before it are the same, more than {limits.outputs:.3%}"
+                )
         for name, share in self.compared.classes.items():
             if share > limits.classes:
                 found.append(f"{share:.3%} of the rows of {clean(name)} have another class, more than {limits.classes:.3%}")
+        for name, share in self.compared.tails.items():
+            if not share <= limits.outputs:
+                found.append(
+                    f"the output {clean(name)} differs by {share:.3%} (rms) where all levels are the same, more than {limits.outputs:.3%}"
+                )
         return found
 
     @property
@@ -106,7 +117,13 @@ class Proof:
 
 @short
 def verify_quantized(
-    integers: Any, model: Any, *inputs: Mapping[str, Any], floats: int | None = None, levels: float = 0.05, classes: float = 0.005
+    integers: Any,
+    model: Any,
+    *inputs: Mapping[str, Any],
+    floats: int | None = None,
+    levels: float = 0.05,
+    classes: float = 0.005,
+    outputs: float = 0.001,
 ) -> Proof:
     """Compare a file that `quantize` wrote with the fake-quantised model that it was made of.
 
@@ -122,6 +139,9 @@ def verify_quantized(
         levels: The share of a quantiser's levels that may differ. It grows with the depth of the model, because a level on the
             other side of a threshold changes what comes behind it.
         classes: The share of an output's rows whose largest element may be another one.
+        outputs: By how much an output may differ from what the fake-quantised model makes of the very levels that the integers
+            have: root mean square over that of the output. Also the share of a quantiser's levels that may differ where all
+            levels before it are the same, and one more.
 
     Returns:
         What was found. ``ok`` says whether it is within the limits.
@@ -137,13 +157,13 @@ def verify_quantized(
     quantizers, _ = find_quantizers(prepared.model, constants)
     if not quantizers:
         raise ExportError("the model has no quantiser of activations: nothing of it can be in integers")
-    outputs = {name_of(value) for value in prepared.model.graph.outputs}
+    results = {name_of(value) for value in prepared.model.graph.outputs}
     made = {value.name: value for node in whole.graph for value in node.outputs}
     found: dict[str, Thresholds] = {}
     absent: list[str] = []
     for quantizer in quantizers:
         name = name_of(quantizer.result)
-        value = made.get(quantized_name(name, outputs))
+        value = made.get(quantized_name(name, results))
         source = None if value is None else _source(value)
         if value is None or source is None:
             absent.append(name)
@@ -161,7 +181,7 @@ def verify_quantized(
             "  way out: give the very file that `pythonop quantize` was given, or quantise this one"
         )
     scales = {name_of(each.result): float(each.grid.scale) for each in quantizers}
-    return Proof(found, absent, compare(prepared.model, whole, scales, inputs), Limits(floats, levels, classes))
+    return Proof(found, absent, compare(prepared.model, whole, scales, inputs), Limits(floats, levels, classes, outputs))
 
 
 def _first(call: Any) -> Any:

@@ -43,6 +43,8 @@ def test_what_quantize_writes_is_within_the_limits(name, dynamo):
     assert proof.ok, str(proof)
     assert not proof.absent and len(proof.thresholds) == len(proof.compared.levels) > 0
     assert max(each.floats for each in proof.thresholds.values()) <= 1 and all(share < 1e-2 for share in proof.compared.levels.values())
+    assert all(off <= 1 + 5e-4 * count and count for off, count in proof.compared.layers.values())
+    assert all(share < 1e-5 for share in proof.compared.tails.values())
 
 
 def test_rounded_floats_are_run_as_they_are():
@@ -85,7 +87,22 @@ def test_another_step_in_the_file_is_seen(factor):
     others = [each for other, each in proof.thresholds.items() if other != name]
     assert all(each.moved == 0 for each in others)
     assert not proof.ok and f"a threshold of {name}" in str(proof)
-    assert exporter.verify_quantized(with_scale(quantized, factor), program, *inputs, floats=1 << 31, levels=1, classes=1).ok
+    assert exporter.verify_quantized(with_scale(quantized, factor), program, *inputs, floats=1 << 31, levels=1, classes=1, outputs=10).ok
+
+
+@pytest.mark.parametrize(("name", "told"), [("mlp lsq", "of the output|the output"), ("conv ste", "levels of .* differ where all before")])
+@pytest.mark.parametrize("amount", [0.02, 1.0])
+def test_a_bias_that_is_not_the_models_is_seen(name, told, amount):
+    """Behind the last quantiser no level tells of it, and the same for all classes changes no class."""
+    program, quantized, inputs = made(name)
+    for place, bias in enumerate(v for v in quantized.model.graph.initializers.values() if v.name.endswith("bias")):
+        model = quantized.model.clone()
+        held = model.graph.initializers[bias.name]
+        numbers = held.const_value.numpy()
+        held.const_value = ir.tensor((numbers + np.float32(amount)).astype(np.float32), name=held.name)
+        proof = exporter.verify_quantized(model, program, *inputs)
+        assert not proof.ok and "where all" in str(proof), (place, str(proof))
+        assert exporter.verify_quantized(model, program, *inputs, levels=1, classes=1, outputs=100).ok
 
 
 def test_levels_and_classes_have_limits():
@@ -161,7 +178,17 @@ def test_the_command(files):
     assert call("--quantized", files / "integers.onnx", files / "model.onnx", "--max-levels", 0).exit_code == 1
     assert (
         call(
-            "--quantized", files / "wrong.onnx", files / "model.onnx", "--max-floats", 10**9, "--max-levels", 1, "--max-classes", 1
+            "--quantized",
+            files / "wrong.onnx",
+            files / "model.onnx",
+            "--max-floats",
+            10**9,
+            "--max-levels",
+            1,
+            "--max-classes",
+            1,
+            "--max-outputs",
+            10,
         ).exit_code
         == 0
     )
