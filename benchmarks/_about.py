@@ -166,8 +166,8 @@ costs its trace and its translation once, about 150 ms for GELU, where the expor
 eager on one thread. The training step is SGD on energy and forces. AdamW: ten steps beside eager's, the largest difference of a parameter over the largest way
 of one. [Force fields](force-fields.md#families) has the packages and their versions. Outputs of the files, in a process without torch, are at most 3.1e-6 of the
 largest from eager's.""",
-        """The two TensorNets by TorchScript take longer than eager: TorchScript writes an If for a squeeze, behind which no shape is known, so that scatters of rows
-stay as they are. A training step of Allegro by TorchScript takes a tenth longer, too. All other families take less, or as long.""",
+        """MatGL's TensorNet by TorchScript takes a tenth longer than eager: TorchScript writes an If for a squeeze, behind which no shape is known, so that
+scatters of rows stay as they are. All other families take less, or as long.""",
         pivot="rows",
         command="python -m benchmarks.force_fields FAMILY --channels 32 --runs 9 --step --adamw 10",
     ),
