@@ -136,7 +136,7 @@ def pow_(op: Builder, g: Value, a: Value, b: Value, *, y: Value) -> Grads:
 
 @gradient("Max", "Min", broadcast=True)
 def max_min(op: Builder, g: Value, *xs: Value, y: Value) -> Grads:
-    """Ties share evenly, as torch.maximum and torch.minimum do."""
+    """Ties share evenly, as torch.maximum and torch.minimum do. Of two, beside a NaN both have the whole gradient, as there."""
     if len(xs) == 1:
         return g
     won = [op.Equal(x, y) for x in xs]
