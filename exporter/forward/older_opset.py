@@ -57,17 +57,18 @@ def _lower(node: ir.Node, newer: int, opset: int) -> None:
         _axes_to_attribute(node, opset)
     for name in [name for name in node.attributes if name not in old.attributes]:
         default = new.attributes[name].default_value
-        if not (default.type and attr(node, name) == ir.from_proto(default).value) and not _says_nothing(node, name):
+        if not (default.type and attr(node, name) == ir.serde.deserialize_attribute(default).value) and not _says_nothing(node, name):
             raise ValueError(_unsaid(node, opset, f" with {name}={attr(node, name)}"))
         node.attributes.pop(name)
     if _WORDS.get(attr(node, "reduction", None), 0) > opset:
-        raise ValueError(_unsaid(node, opset, f" with reduction={attr(node, 'reduction')!r}"))
+        raise ValueError(_unsaid(node, opset, f" with the reduction {attr(node, 'reduction')!r}"))
     given = [index for index, value in enumerate(node.inputs) if value is not None]
     if given and given[-1] >= old.max_input:
         raise ValueError(_unsaid(node, opset, f" with {new.inputs[given[-1]].name}"))
     for index in given:
-        if not _takes(old, index, node.inputs[index]):
-            raise ValueError(_unsaid(node, opset, f" of {node.inputs[index].type}"))
+        value = node.inputs[index]
+        if value is not None and not _takes(old, index, value):
+            raise ValueError(_unsaid(node, opset, f" of {value.dtype}"))
 
 
 def _schema(kind: str, opset: int) -> onnx.defs.OpSchema | None:
@@ -101,9 +102,9 @@ def _says_nothing(node: ir.Node, name: str) -> bool:
     return False
 
 
-def _takes(schema: onnx.defs.OpSchema, index: int, value: ir.Value | None) -> bool:
+def _takes(schema: onnx.defs.OpSchema, index: int, value: ir.Value) -> bool:
     """Whether an operator takes an input of this type, where it is known."""
-    if value is None or value.dtype is None:
+    if value.dtype is None:
         return True
     formal = schema.inputs[min(index, len(schema.inputs) - 1)]
     kind = onnx.helper.tensor_dtype_to_string(int(value.dtype)).rpartition(".")[2].lower()

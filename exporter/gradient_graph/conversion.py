@@ -93,7 +93,7 @@ def _function_converted(function: ir.Function) -> ir.Function:
         del proto.node[:], proto.value_info[:]
         proto.node.extend(new.node)
         proto.value_info.extend(new.value_info)
-        function = ir.from_proto(proto)
+        function = ir.serde.deserialize_function(proto)
     _mend(function, version)
     function.opset_imports[""] = max(OPSET, version)
     return function

@@ -32,8 +32,8 @@ def without_windows_of_padding(model: ir.Model, nodes: list[ir.Node]) -> bool:
 def _filled(node: ir.Node) -> list[int] | None:
     """The padding with which the windows of a pool end where its axes do; None where ONNX counts right, or where there is none."""
     x, kernel = input_of(node, 0), attr(node, "kernel_shape")
-    dims = [] if x is None or x.shape is None else list(x.shape)[2:]
-    if not dims or kernel is None or len(kernel) != len(dims) or any(type(dim) is not int for dim in dims):
+    dims = [dim for dim in (() if x is None or x.shape is None else x.shape[2:]) if isinstance(dim, int)]
+    if not dims or kernel is None or len(kernel) != len(dims) or x is None or len(x.shape or ()) != len(dims) + 2:
         return None
     n = len(dims)
     pads, steps, apart = (

@@ -117,5 +117,5 @@ def test_what_an_old_opset_cannot_say(body, says, inputs, weights):
 
 
 def test_a_reduction_of_words_that_came_later():
-    with pytest.raises(ValueError, match="opset 17 has no ScatterElements with reduction='max'"):
+    with pytest.raises(ValueError, match="opset 17 has no ScatterElements with the reduction 'max'"):
         lowered('y = ScatterElements <reduction = "max"> (x, i, u)', 17, "float[4,6] x, int64[1,6] i, float[1,6] u")
