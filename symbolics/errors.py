@@ -145,7 +145,20 @@ def _restored(base: type[PythonopError], kind: type[BaseException], text: str) -
 
 
 class ExportError(PythonopError):
-    """A model, or a call of a Function in it, cannot be exported so that the file does what eager does."""
+    """A model, or a call of a Function in it, cannot be exported so that the file does what eager does.
+
+    Attributes:
+        operators: The calls of operators that it is about, where one PythonOp each is a way out: ``aten::name``, with its overload where
+            it is known, as ``opaque=`` takes it.
+    """
+
+    operators: tuple[str, ...] = ()
+
+    def at(self, place: str) -> Self:
+        """The same error, whose text begins with a place."""
+        error = super().at(place)
+        error.operators = self.operators
+        return error
 
 
 class UnsupportedOperatorError(PythonopError, NotImplementedError):

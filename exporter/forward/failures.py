@@ -34,14 +34,12 @@ class TorchExporterError(ExportError, torch.onnx.OnnxExporterError):
         head: The cause and its place, without the ways out.
         change: What the model's own code might do instead, "" where nobody knows.
         module: The path of the module that it is about, where no traceback says it; None: one does.
-        operators: The calls of operators in which it failed: ``aten::name``, with its overload where it is known, as ``opaque=`` takes it.
     """
 
     most_lines = 10
     head: str = ""
     change: str = ""
     module: str | None = None
-    operators: tuple[str, ...] = ()
 
 
 class Untranslated(TorchExporterError):

@@ -16,6 +16,8 @@ import onnx_ir as ir
 
 from exporter.files.program import PortableCall
 from exporter.forward.fold import fold
+from exporter.forward.older_opset import lower
+from exporter.gradient_graph.conversion import OPSET
 from exporter.gradient_graph.inference import infer_shapes
 from symbolics import quirks, torch_private as private
 from symbolics.capture.binding import TracedSize
@@ -150,11 +152,12 @@ class _Made:
         return found
 
     def _make(self, record: Record, used: tuple[bool, ...]) -> list[ir.Function]:
+        opset = self.model.opset_imports[""]
         with _quiet():
             translator = private.translator_of(translations)
             joint = trace(record, used, translator.decompositions)
             try:
-                translated = translator.translate(joint.graph, self.model.opset_imports[""])
+                translated = translator.translate(joint.graph, max(opset, OPSET))
             except Exception as error:
                 raise Untraceable(f"torch.onnx cannot translate it ({cause(error)})") from error
         rename(translated, joint)
@@ -165,6 +168,11 @@ class _Made:
             fold(translated)
         quirks.apply(quirks.OPTIMIZED, translated)
         rename(translated, replace(joint, constants=[]))
+        if opset < OPSET:
+            try:
+                lower(translated, opset)
+            except ValueError as error:
+                raise Untraceable(str(error)) from error
         stem = re.sub(r"\W+", "_", record.call.name)
         functions = functions_of(translated, joint, stem, record.call.name)
         text = b"".join(ir.to_proto(f).SerializeToString(deterministic=True) for f in functions)

@@ -19,7 +19,7 @@ from exporter.files.trust import name_of
 from exporter.files.valid import check_valid
 from exporter.forward.changes import check_written
 from exporter.forward.eager_graph import EagerGraph, Lost
-from exporter.forward.failures import TorchExporterError, of_torch
+from exporter.forward.failures import of_torch
 from exporter.forward.functions import describe_functions, say_names
 from exporter.forward.history import History
 from exporter.forward.portable import StaysOpaque, make_portable
@@ -175,7 +175,7 @@ def judged(
                 return _judged(current, model, args, kwargs, export, training, fakes, history)
             except StaysOpaque as stays:
                 recorder.opaque[stays.function] = stays.reason
-            except TorchExporterError as error:  # without a translation, or torch.export stopped in their midst
+            except ExportError as error:  # without a translation that is right, or torch.export stopped in their midst
                 if not current.opaque.missing or recorder.lacking.issuperset(error.operators):
                     raise
                 recorder.lacking.update(error.operators)

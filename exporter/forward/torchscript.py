@@ -10,7 +10,6 @@ from collections.abc import Collection
 from typing import Any
 
 import onnx
-import onnx.shape_inference
 import onnx_ir as ir
 import torch
 from torch.utils import _pytree as pytree
@@ -36,6 +35,7 @@ from symbolics.capture.torch_calls import holds_tensor
 from symbolics.capture.trace.symbolics import symbolics_registered
 from symbolics.errors import ArgumentError
 from symbolics.graph.collector import without_gc
+from symbolics.graph.pool_sizes import infer_proto
 from symbolics.node.dtypes import onnx_type
 from symbolics.node.names import UNCHECKED_KEY
 from symbolics.quirks import open_sizes
@@ -126,7 +126,7 @@ def _read(draft: io.BytesIO, options: dict[str, Any]) -> ir.Model:
     """The exporter writes no types of inner values; onnx infers them in C++, far faster than a pass over nodes does."""
     proto = onnx.load_from_string(draft.getvalue())
     _drop_invented_sizes(proto.graph, _names_of_sizes(options.get("dynamic_axes") or {}))
-    return ir.from_proto(onnx.shape_inference.infer_shapes(proto, data_prop=True))
+    return ir.from_proto(infer_proto(proto, forget_outputs=True, data_prop=True))
 
 
 def _translate_torchscript(

@@ -17,7 +17,7 @@ from symbolics.errors import FormatError
 from symbolics.graph.values import array_of, attr, describe, graph_of, input_of, made_by, rank_of, static_shape
 from symbolics.graph.walk import walk
 from symbolics.node.names import BACKWARD_KEY, MARK_DOMAIN, MARK_OP
-from symbolics.text import reason
+from symbolics.text import clean, reason
 
 __all__ = ["OPSET", "converted"]
 
@@ -27,6 +27,7 @@ _SLOPES_BROADCAST = 7  # those of a PRelu
 _RESIZE, _HALF_PIXELS = 10, 11  # instead of Upsample; where a pixel lies
 _MASKS_OF_BITS, _MASKS = 10, 12  # those of a Dropout that drops nothing; all ones
 _ALONG_ONE_AXIS = 13  # Softmax and its like
+_NUMBERED_PARTS = 18  # those of a Split into equal ones
 _SCANS_OF_BATCHES = 8  # the only one that has them
 _NEAREST = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric"}
 
@@ -50,15 +51,10 @@ def converted(model: ir.Model, version: int) -> ir.Model:
         ) from error
     new.metadata_props.update(model.metadata_props)
     if any(_has_its_own_gradient(key, function) for key, function in model.functions.items()):
-        new.functions.update(model.functions)
-        for function in new.functions.values():
-            if all(_has_kept_its_words(node, function.opset_imports.get("", OPSET)) for node in walk(function)):
-                function.opset_imports[""] = max(OPSET, function.opset_imports.get("", OPSET))
+        new.functions.update({key: _function_converted(function) for key, function in model.functions.items()})
     if version < _SLOPES_BROADCAST:
         _align_slopes(new)
-    for node in list(walk(new.graph)):
-        if (mend := _MENDS.get(node.op_type)) is not None and node.domain == "":
-            mend(node, version)
+    _mend(new.graph, version)
     graph, before = new.graph, model.graph
     graph.name = before.name
     values = {v.name: v for v in graph.inputs}
@@ -78,6 +74,29 @@ def converted(model: ir.Model, version: int) -> ir.Model:
 
 def _has_its_own_gradient(key: ir.OperatorIdentifier, function: ir.Function) -> bool:
     return key[:2] == (MARK_DOMAIN, MARK_OP) or BACKWARD_KEY in function.metadata_props
+
+
+def _function_converted(function: ir.Function) -> ir.Function:
+    """A function in the rules' oldest opset: as it is where its nodes mean the same there, else by ONNX's converter."""
+    version = function.opset_imports.get("", OPSET)
+    if version < OPSET and not all(_has_kept_its_words(node, version) for node in walk(function)):
+        proto = ir.to_proto(function)
+        inputs, outputs = ([onnx.ValueInfoProto(name=name) for name in names] for names in (proto.input, proto.output))
+        body = onnx.helper.make_graph(proto.node, function.name, inputs, outputs, value_info=proto.value_info)
+        try:
+            new = onnx.version_converter.convert_version(onnx.helper.make_model(body, opset_imports=proto.opset_import), OPSET).graph
+        except Exception as error:
+            raise FormatError(
+                f"the function {clean(function.name)} has opset {version} and could not be converted to {OPSET}, the oldest that gradients are written for: "
+                f"{reason(error)}. Export it again with opset_version={OPSET} or newer."
+            ) from error
+        del proto.node[:], proto.value_info[:]
+        proto.node.extend(new.node)
+        proto.value_info.extend(new.value_info)
+        function = ir.serde.deserialize_function(proto)
+    _mend(function, version)
+    function.opset_imports[""] = max(OPSET, version)
+    return function
 
 
 def _has_kept_its_words(node: ir.Node, version: int) -> bool:
@@ -112,6 +131,12 @@ def _before(node: ir.Node, op_type: str, *inputs: ir.Value | None, **attributes:
 
 def _names(graph: ir.Graph | ir.Function) -> set[str | None]:
     return {output.name for node in graph for output in node.outputs}
+
+
+def _mend(graph: ir.Graph | ir.Function, version: int) -> None:
+    for node in list(walk(graph)):
+        if (mend := _MENDS.get(node.op_type)) is not None and node.domain == "":
+            mend(node, version)
 
 
 def _hardmax(node: ir.Node, version: int) -> None:
@@ -183,6 +208,12 @@ def _pad(node: ir.Node, version: int) -> None:
     node.attributes.pop("value", None)
 
 
+def _split(node: ir.Node, version: int) -> None:
+    """Into equal parts: newer opsets want their number."""
+    if version < _NUMBERED_PARTS and input_of(node, 1) is None and "num_outputs" not in node.attributes:
+        node.attributes["num_outputs"] = ir.AttrInt64("num_outputs", len(node.outputs))
+
+
 _MENDS: dict[str, Callable[[ir.Node, int], None]] = {
     "Dropout": _dropout,
     "Hardmax": _hardmax,
@@ -190,6 +221,7 @@ _MENDS: dict[str, Callable[[ir.Node, int], None]] = {
     "Pad": _pad,
     "Resize": _resize,
     "Softmax": _softmax,
+    "Split": _split,
 }
 
 

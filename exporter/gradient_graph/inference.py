@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from exporter.files.skeleton import skeleton
 from symbolics.errors import FormatError
+from symbolics.graph.pool_sizes import infer_proto
 from symbolics.graph.shapes import guess_ranks
 from symbolics.graph.values import is_python_op, is_static, name_of
 from symbolics.graph.walk import subgraphs, walk
@@ -39,7 +40,7 @@ def _inferred(model: ir.Model, follow_shapes: bool) -> onnx.ModelProto:
         _hide_long_vectors(model, model.graph, proto.graph)
         proto.opset_import.add(domain=_HIDDEN, version=1)
     try:
-        return onnx.shape_inference.infer_shapes(proto, check_type=False, strict_mode=False, data_prop=follow_shapes)
+        return infer_proto(proto, check_type=False, strict_mode=False, data_prop=follow_shapes)
     except (onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
         raise FormatError(f"ONNX cannot infer the types of the model, which contradict each other: {reason(error)}") from error
 

@@ -8,6 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from exporter.files.skeleton import skeleton
+from symbolics.graph.pool_sizes import infer_proto
 
 __all__ = ["Shape", "ShapeAndType", "fact_of", "find_facts", "fixed_shape", "inferred_graph", "note_facts"]
 
@@ -44,7 +45,7 @@ def inferred_graph(model: ir.Model) -> onnx.GraphProto | None:
         if len(certain) < len(proto.graph.initializer):
             del proto.graph.initializer[:]
             proto.graph.initializer.extend(certain)
-        return onnx.shape_inference.infer_shapes(proto).graph
+        return infer_proto(proto).graph
     except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
         return None
 

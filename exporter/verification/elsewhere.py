@@ -19,7 +19,7 @@ from exporter.verification.provenance import places_of_rows
 from exporter.verification.rows import NOT_COMPARED, Row
 from symbolics.graph.values import name_of
 from symbolics.node.metadata import changes_of, read_state, results_of
-from symbolics.text import ends, said
+from symbolics.text import clean, ends, said
 
 __all__ = ["Elsewhere", "other_runs", "rows_of"]
 
@@ -72,6 +72,7 @@ def rows_of(
     example: tuple[EagerStep, EagerStep | None],
     others: Sequence[Elsewhere],
     precision: torch.dtype | None = None,
+    named: bool = False,
 ) -> list[Row]:
     """A row for each tensor at the example, then one for each other input.
 
@@ -81,13 +82,18 @@ def rows_of(
         example: Eager at the example, also in float64.
         others: Eager's side of the others.
         precision: The type in which the file computes float32, where that is another.
+        named: Whether rows have the outputs' names in the file behind their numbers: somebody may have chosen them.
     """
+    names = (
+        {f"output {index}": f"output {index} ({clean(name_of(value))})" for index, value in enumerate(results_of(model))} if named else {}
+    )
     places, carried = places_of_rows(model), changes_of(model).carried
     kept = {name for name, entry in (read_state(model.metadata_props) or {}).items() if entry.initializer in carried}
 
     def rows(eager: EagerStep, precise: EagerStep | None, found: FileStep, lost: Mapping[str, str]) -> list[Row]:
         all_rows = compare(eager.beside({*found.buffers, *kept}), precise, found, lost, precision, eager.untouched)
-        return [replace(row, node=places.get((row.kind, row.name), "")) for row in all_rows]
+        placed = [replace(row, node=places.get((row.kind, row.name), "")) for row in all_rows]
+        return [replace(row, name=names.get(row.name, row.name)) if row.kind == "output" else row for row in placed]
 
     first, *steps = run.steps
     assert isinstance(first, FileStep)

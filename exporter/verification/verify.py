@@ -204,7 +204,7 @@ def _compared(
     eager_seconds, eager_memory = measured_step(case, eager, steps)
     seconds |= {**run.seconds, "eager step": eager_seconds}
     memory = {name: used for name, used in zip(STEPS, (eager_memory, run.memory), strict=True) if used is not None}
-    rows = rows_of(program.model, run, (eager, precise), others, getattr(torch, precision_of(providers) or "", None))
+    rows = rows_of(program.model, run, (eager, precise), others, getattr(torch, precision_of(providers) or "", None), file is not None)
     weights = weight_rows(program.model, case.model) if file is not None else []
     found = run.steps[0]
     assert isinstance(found, FileStep)

@@ -150,8 +150,13 @@ class Slots:
         """Which argument a slot came from."""
         return str(max(i for i, start in enumerate(self._top) if start <= index))
 
-    def check(self, names: list[str]) -> None:
-        """Refuse tensors that a PythonOp cannot take."""
+    def check(self, names: list[str], function: Any) -> None:
+        """Refuse tensors that a PythonOp cannot take.
+
+        Args:
+            names: Those of the arguments.
+            function: What is called.
+        """
         for index, value in enumerate(self.values):
             if not isinstance(value, torch.Tensor):
                 continue
@@ -163,9 +168,17 @@ class Slots:
                 )
             if value.is_complex():
                 raise ExportError(
-                    f"argument {argument} is a complex tensor, which a PythonOp cannot take: pass torch.view_as_real(x), inline the Function, or name the module around it in opaque="
+                    f"argument {argument} is a complex tensor, which a PythonOp cannot take: {_way_out_of_complex(argument, function)}"
                 )
             if value.layout != torch.strided or value.is_nested or value.is_quantized:
                 raise ExportError(
                     f"argument {argument} is not a dense tensor ({value.layout}): convert it before the call, or inline the Function"
                 )
+
+
+def _way_out_of_complex(argument: str, function: Any) -> str:
+    """What to do where a call takes a complex tensor: only a Function can be inlined, and views go into a forward that is one's own."""
+    around = "a module around it that takes and returns real tensors"
+    if not isinstance(function, type):
+        return f"name in opaque= {around}"
+    return f"pass torch.view_as_real({argument}), and let forward begin with torch.view_as_complex; name the Function in inline=; or name in opaque= {around}"

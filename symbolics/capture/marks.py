@@ -17,6 +17,7 @@ from symbolics.capture.gradient_ops import Taken
 from symbolics.capture.held import Held
 from symbolics.capture.own_call import called_as_a_whole, plainly_called
 from symbolics.capture.recorder import active_recorder
+from symbolics.capture.told import Unseen
 from symbolics.capture.torch_calls import TorchCalls, holds_tensor, watch_reads
 from symbolics.errors import ExportError
 from symbolics.node.result import write_structure
@@ -68,6 +69,7 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
             # Inside, a model that asks for its own forward has the one that it has in eager mode.
             with TorchCalls(recorder.capture.flags, held), private.buffers_assigned_unseen(), _forward_of(model, own):
                 result = held.known(as_called(functools.partial(hooked, forward), *args, **kwargs))
+            Unseen.check_returned(result)
         except ExportError:
             refused.append(True)
             raise

@@ -369,7 +369,7 @@ class Recorder(Listener):
         keywords = {name: slots.take(value) for name, value in sorted(bound.kwargs.items())}
         given = len(slots.values)
         hidden = state_of(modules_among(bound.args, bound.kwargs), slots) if self._is_portable(cls) else []
-        slots.check([*names, *{index: name for _, name, index in reversed(hidden) if index >= given}.values()])
+        slots.check([*names, *{index: name for _, name, index in reversed(hidden) if index >= given}.values()], cls)
         self.capture.aliases.check_read(slots.tensors)
         if (trace := self.capture.trace) is not None:
             trace.reading(slots.tensors)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
 from symbolics.errors import ExportError, Faq
 from symbolics.node.containers import Slot, containers_in, fill, is_dataclass
@@ -43,10 +44,22 @@ class Unseen:
         fill((tuple(args), dict(kwargs or {})), lambda leaf: found.append(leaf) if isinstance(leaf, Unseen) else None)
         raise found[0]._error()
 
-    def _error(self) -> ExportError:
-        return ExportError(
-            f"{self._what}, and the model uses it: a file has only what forward returns. Return it as a tensor", faq=Faq.PYTHON_VALUE
-        )
+    def _error(self, how: str = "uses it: a file has only what forward returns. Return it as a tensor") -> ExportError:
+        return ExportError(f"{self._what}, and the model {how}", faq=Faq.PYTHON_VALUE)
+
+    @classmethod
+    def check_returned(cls, result: Any) -> None:
+        """Refuse a model's result that holds one.
+
+        Raises:
+            ExportError: It does.
+        """
+        for leaf in pytree.tree_leaves(result):
+            if isinstance(leaf, cls):
+                raise leaf._error(
+                    "returns it: outputs of a file are tensors. Return a tensor from that forward (x.sum(), not x.sum().item()), or leave it out of "
+                    "what the model returns"
+                )
 
 
 def _refused(self: Unseen, *args: Any) -> Any:

@@ -135,13 +135,16 @@ def pow_(op: Builder, g: Value, a: Value, b: Value, *, y: Value) -> Grads:
 
 
 @gradient("Max", "Min", broadcast=True)
-def max_min(op: Builder, g: Value, *xs: Value, y: Value) -> Grads:
-    """Ties share evenly, as torch.maximum and torch.minimum do."""
+def max_min(op: Builder, g: Value, *xs: Value, y: Value, node: ir.Node) -> Grads:
+    """Ties share evenly, as torch.maximum and torch.minimum do. Of two, both have the whole gradient where one is NaN, as there."""
     if len(xs) == 1:
         return g
+    if len(xs) == 2:
+        a, b = xs if node.op_type == "Max" else xs[::-1]
+        share = op.Where(op.Equal(a, b), op.scale(g, 0.5), g)
+        return [op.Where(op.Less(a, b), 0.0, share), op.Where(op.Less(b, a), 0.0, share)]
     won = [op.Equal(x, y) for x in xs]
-    counts = [op.mask(w, g) for w in won]
-    share = g / (op.Sum(*counts) if len(counts) > 2 else counts[0] + counts[1])
+    share = g / op.Sum(*(op.mask(w, g) for w in won))
     return [op.gate(w, share) for w in won]
 
 

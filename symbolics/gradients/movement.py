@@ -16,7 +16,7 @@ from symbolics.gradients.registry import Grads, Ints, RuleFunction, formulas, gr
 from symbolics.gradients.residuals import residual
 from symbolics.gradients.windows import Amount, Dim
 from symbolics.graph.builder import Builder
-from symbolics.graph.values import dtype_of, may_be_float, static_shape
+from symbolics.graph.values import attr, dtype_of, fixed_array, made_by, may_be_float, static_shape
 from symbolics.node.names import ADD_ROWS, ROWS_DOMAIN
 
 __all__ = ["gather_adjoint"]
@@ -176,7 +176,7 @@ def scatter_elements(
     def write(v: Value, u: Value, how: str | None = None) -> Value:
         return op.ScatterElements(v, indices, u, axis=axis, reduction=how)
 
-    return _scatter(op, g, data, updates, y, reduction or "none", read, write)
+    return _scatter(op, g, data, indices, updates, y, reduction or "none", read, write)
 
 
 @gradient(ADD_ROWS, domain=ROWS_DOMAIN)
@@ -192,11 +192,19 @@ def scatter_nd(op: Builder, g: Value, data: Value, indices: Value, updates: Valu
     def write(v: Value, u: Value, how: str | None = None) -> Value:
         return op.ScatterND(v, indices, u, reduction=how)
 
-    return _scatter(op, g, data, updates, y, reduction, read, write)
+    return _scatter(op, g, data, indices, updates, y, reduction, read, write)
 
 
 def _scatter(
-    op: Builder, g: Value, data: Value, updates: Value, y: Value, reduction: str, read: Callable[..., Value], write: Callable[..., Value]
+    op: Builder,
+    g: Value,
+    data: Value,
+    indices: Value,
+    updates: Value,
+    y: Value,
+    reduction: str,
+    read: Callable[..., Value],
+    write: Callable[..., Value],
 ) -> Grads:
     """``read(v)`` reads the places that ``write(v, updates, reduction)`` writes."""
     if reduction == "none":
@@ -210,10 +218,22 @@ def _scatter(
         single = op.And(zero, op.Equal(read(write(op.zeros_like(data), op.mask(zero, g), "add")), 1.0))
         without = read(g * write(data, filled, "mul"))
         return [write(g, updates, "mul"), None, op.Where(single, without, read(g * y) / filled)]
-    # max, min: those that equal the result share evenly, as torch.scatter_reduce does
-    kept, won = op.mask(op.Equal(data, y), g), op.mask(op.Equal(updates, read(y)), g)
+    # max, min: those that equal the result share evenly, as torch.scatter_reduce does; it counts what lay there before also where that is left out
+    kept, won = op.mask(op.Equal(_before(op, data, indices, reduction), y), g), op.mask(op.Equal(updates, read(y)), g)
     share = g / op.Max(write(kept, won, "add"), 1.0)  # no winner: the place is outside
     return [share * kept, None, read(share) * won]
+
+
+def _before(op: Builder, data: Value, indices: Value, reduction: str) -> Value:
+    """What lay where ``include_self=False`` has written the number that changes no maximum (minimum); else the data themselves."""
+    node = made_by(data, "ScatterElements")
+    if node is None or node.inputs[1] is not indices or attr(node, "reduction") not in (None, "none") or node.inputs[0] is None:
+        return data
+    filled = fixed_array(node.inputs[2])
+    if filled is None and (maker := made_by(node.inputs[2], "ConstantOfShape")) is not None and (value := attr(maker, "value")) is not None:
+        filled = value.numpy()
+    nothing = -np.inf if reduction == "max" else np.inf
+    return node.inputs[0] if filled is not None and bool((filled == nothing).all()) else data
 
 
 @gradient("TensorScatter")

@@ -30,6 +30,7 @@ def onnx_type(dtype: torch.dtype) -> int:
     """
     if dtype not in _PAIRS:
         raise ExportError(
-            f"a tensor of dtype {dtype} has no ONNX element type: convert it before the call, inline the Function, or name the module around it in opaque="
+            f"a tensor of dtype {dtype} has no ONNX element type: let the call take and return tensors of another type, inline it (a Function: inline=), "
+            "or name in opaque= a module around it that does"
         )
     return int(_PAIRS[dtype])

@@ -16,6 +16,7 @@ from symbolics.graph.walk import walk
 from symbolics.quirks.onnx.equal_draws import kept_apart
 from symbolics.quirks.onnx.lost_initializers import register_lost_initializers
 from symbolics.quirks.onnx.near_numbers import near_numbers_apart
+from symbolics.quirks.onnx.windows_of_padding import without_windows_of_padding
 from symbolics.quirks.onnxruntime.batch_norm_buffers import copied, pin_running_statistics, read_copies
 from symbolics.quirks.onnxruntime.bernoulli import draw_by_uniforms
 from symbolics.quirks.onnxruntime.body_outputs import own_outputs_of_bodies
@@ -181,6 +182,7 @@ OPTIMIZED: tuple[GraphPass, ...] = (
     einsums_of_nothing,
     determinants_of_doubles,
     own_outputs_of_bodies,
+    without_windows_of_padding,
 )
 
 #: On a file of any exporter, as `load` opens it: what onnxruntime does wrong stands here too, mostly, for files that are not ours.
@@ -193,6 +195,7 @@ LOADED: tuple[GraphPass, ...] = (
     determinants_of_doubles,
     own_outputs_of_bodies,
     scatter_in_turn,
+    without_windows_of_padding,
 )
 
 

@@ -45,7 +45,15 @@ def _of_probabilities(p: torch.Tensor, target: torch.Tensor, weight: torch.Tenso
     line = torch.where(at_edge, slope * (p - stopped(p)), torch.zeros_like(p))
     inner = torch.where(at_edge, stopped(p), p)
     log_p, log_q = torch.log(inner).clamp(min=_LOWEST_LOG), log1p(-inner).clamp(min=_LOWEST_LOG)
-    return _reduced((target - 1) * log_q - target * log_p + line, weight, reduction)
+    each = (target - 1) * log_q - target * log_p + line
+    return _reduced(each + _slope_of_target(p, target) if target.requires_grad else each, weight, reduction)
+
+
+def _slope_of_target(p: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """0, whose slope by the target is infinite where p is 0 or 1: torch's backward has the logarithms there without their bound."""
+    edge = (p == 0) | (p == 1)
+    root = torch.sqrt(torch.where(edge, target - stopped(target), torch.ones_like(p)))
+    return torch.where(edge, torch.where(p == 0, root, -root), torch.zeros_like(p))
 
 
 def _reduced(each: torch.Tensor, weight: torch.Tensor | None, reduction: int) -> torch.Tensor:

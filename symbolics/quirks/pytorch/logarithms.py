@@ -75,10 +75,19 @@ def _exponent(t: torch.Tensor) -> torch.Tensor:
     return exponent
 
 
+def _inexact(name: str) -> ExportError:
+    error = ExportError(
+        f"{name.replace('_', '.', 1)} in float64 has no translation to ONNX as exact as that: compute it in float32, x.float(), "
+        f'or keep it as one PythonOp by opaque=["aten::{name}"], or opaque="missing" for all such operators'
+    )
+    error.operators = (f"aten::{name}",)
+    return error
+
+
 def _log_ndtr(x: torch.Tensor) -> torch.Tensor:
     """log(erfc(-x / sqrt(2)) / 2), of which the part that decays is known as a sum, not as a power."""
     if x.dtype is torch.float64:
-        raise ExportError("special.log_ndtr in float64 has no translation to ONNX as exact as that: compute it in float32, x.float()")
+        raise _inexact("special_log_ndtr")
     z = x * -math.sqrt(0.5)
     size = torch.where(z > 0, z, -z)  # its slope at 0 is not 0
     t = 1 / (1 + size / 2)
@@ -107,7 +116,7 @@ def _erfcx(x: torch.Tensor) -> torch.Tensor:
     if not x.is_floating_point():
         return NotImplemented
     if x.dtype is torch.float64:
-        raise ExportError("special.erfcx in float64 has no translation to ONNX as exact as that: compute it in float32, x.float()")
+        raise _inexact("special_erfcx")
     size = torch.where(x >= 0, x, -x)  # whose slope at 0 is 1
     t = 1 / (1 + size / 2)
     right = t * torch.exp(_exponent(t))

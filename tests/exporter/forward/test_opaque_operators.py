@@ -160,3 +160,19 @@ def test_samples(name, ask, tmp_path):
     """Outputs and gradients in another process; PyTorch has none for igammac's first argument."""
     function, *tensors = SAMPLES[name]
     assert compared(Call.of(function, tuple(tensors), {}), False, tmp_path, ask)
+
+
+@pytest.mark.parametrize("name", ["erfcx", "log_ndtr"])
+@pytest.mark.parametrize("opaque", ["missing", "named"])
+def test_one_that_is_not_exact_in_float64(dynamo, name, opaque):
+    """It has a translation, which float64 is too exact for."""
+    model, x = Applies(getattr(torch.special, name)), torch.linspace(-2, 3, 6, dtype=torch.float64)
+    with pytest.raises(ExportError, match=rf"special.{name} in float64 .* opaque=\[\"aten::special_{name}\"\]"):
+        exporter.export(model, (x,), dynamo=dynamo)
+    program = exporter.export(model, (x,), dynamo=dynamo, opaque="missing" if opaque == "missing" else [f"aten::special_{name}"])
+    assert len(nodes(program.model, "PythonOp")) == 1
+    loaded = exporter.load(program, allow=[f"aten::special_{name}"])
+    mine, eager = (x.clone().requires_grad_() for _ in range(2))
+    found, wanted = loaded(mine), model(eager)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(*torch.autograd.grad(found.sum(), mine), *torch.autograd.grad(wanted.sum(), eager))

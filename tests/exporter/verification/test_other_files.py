@@ -58,6 +58,16 @@ def test_outputs_of_another_model(tmp_path, model, other, what):
     assert {row.kind for row in report.rows if not row.ok} >= {"second input", "second size"}
 
 
+def test_rows_have_the_names_of_a_file_s_outputs(tmp_path):
+    path, model = tmp_path / "net.onnx", Net(twice=True)
+    exporter.export(model, X, output_names=["scores", "logits"]).save(path)
+    report = exporter.verify(model, X, file=path, steps=1)
+    assert report.ok and {row.name: bool(row.node) for row in report.rows if row.kind == "output"} == {
+        "output 0 (scores)": True,
+        "output 1 (logits)": True,
+    }
+
+
 def test_the_command_says_that_they_differ(tmp_path):
     path = tmp_path / "net.onnx"
     exporter.export(Net(), X).save(path)

@@ -134,3 +134,16 @@ def test_one_that_stays_is_a_constant(dynamo, number, use, shapes):
     found = exporter.load(program.model_proto, allow=["tests.*", f"{__name__}:{number.__name__}"])
     for x in (X, -X, torch.randn(5, 4)) if shapes else (X, -X):
         torch.testing.assert_close(found(x), model(x))
+
+
+@pytest.mark.parametrize(
+    "result",
+    [lambda y, number: number, lambda y, number: (y, number), lambda y, number: {"y": y, "scale": [number]}],
+    ids=["alone", "tuple", "dict"],
+)
+def test_one_that_moves_is_no_output_of_the_model(dynamo, result):
+    says = r"Returns, called in module <root> at .*test_returned_numbers.*: it returns a Python value computed from its inputs.* and the model returns it"
+    with pytest.raises(exporter.ExportError, match=says) as error:
+        exporter.export(Uses(largest, result), (X,), dynamo=dynamo)
+    assert "Unseen" not in str(error.value) and "not x.sum().item()" in str(error.value)
+    assert error.value.faq is Faq.PYTHON_VALUE

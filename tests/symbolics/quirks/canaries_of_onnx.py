@@ -23,3 +23,9 @@ def converted_operators():
         or any(a.name == "value" for a in pad.graph.node[-1].attribute)
         or not called.functions
     )
+
+
+def windows_of_padding():
+    body = "y = MaxPool<ceil_mode = 1, kernel_shape = [2], strides = [2], pads = [1, 1]>(x)"
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 20]> g (float[1,1,7] x) => (float[a,b,c] y) {{ {body} }}')
+    return onnx.shape_inference.infer_shapes(model).graph.output[0].type.tensor_type.shape.dim[2].dim_value != 4

@@ -1,0 +1,111 @@
+"""ONNX's inference of shapes, with the sizes that pools have.
+
+With ``ceil_mode`` the last window of a pool may stand over the border. One that would start in the padding behind an axis is none: torch,
+onnxruntime and ONNX's own text say so, and ONNX's inference counts it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import onnx
+
+__all__ = ["POOLS", "count_of_windows", "infer_proto"]
+
+POOLS = frozenset({"AveragePool", "LpPool", "MaxPool"})
+_PADDED = {"NOTSET", b"NOTSET", "", b""}
+
+
+def infer_proto(model: onnx.ModelProto, *, forget_outputs: bool = False, **options: Any) -> onnx.ModelProto:
+    """The model with the types and shapes of its values.
+
+    Args:
+        model: The model.
+        forget_outputs: Whether sizes that the main graph declares of its outputs follow from those of its pools where ONNX counts a window
+            too many: who wrote them has them from ONNX.
+        **options: Those of `onnx.shape_inference.infer_shapes`.
+    """
+    result = onnx.shape_inference.infer_shapes(model, **options)
+    pools = [node for node in model.graph.node if node.op_type in POOLS and not node.domain and _attributes(node).get("ceil_mode")]
+    forgotten = not forget_outputs
+    for _ in pools:  # those behind a mended one have other sizes then
+        wrong = _mended(pools, result.graph)
+        if not wrong:
+            break
+        changed = onnx.ModelProto()
+        changed.CopyFrom(model)
+        if not forgotten:
+            for dim in (dim for value in changed.graph.output for dim in value.type.tensor_type.shape.dim if dim.dim_value):
+                dim.ClearField("dim_value")
+            forgotten = True
+        _state(changed.graph, wrong)
+        model = changed
+        result = onnx.shape_inference.infer_shapes(model, **options)
+    return result
+
+
+def count_of_windows(length: int, before: int, behind: int, reach: int, step: int) -> tuple[int, int]:
+    """How many windows a pool with ceil_mode has along an axis: as ONNX counts them, and as there are."""
+    count = math.ceil((length + before + behind - reach) / step) + 1
+    return count, count - ((count - 1) * step >= length + before)
+
+
+def _mended(pools: list[onnx.NodeProto], graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
+    """The types of what pools give, where ONNX's are wrong."""
+    types = {value.name: value.type for value in (*graph.input, *graph.value_info, *graph.output)}
+    shapes = {name: _shape(kind) for name, kind in types.items()}
+    shapes |= {tensor.name: list(tensor.dims) for tensor in graph.initializer if tensor.name not in shapes}
+    found = {}
+    for node in pools:
+        given, attributes = shapes.get(node.input[0]), _attributes(node)
+        if given is None or attributes.get("auto_pad", "") not in _PADDED:
+            continue
+        for name in node.output:
+            shape = shapes.get(name)
+            if shape is None or len(shape) != len(given):
+                continue
+            try:
+                right = [*shape[:2], *(_size(attributes, given, axis, shape[axis]) for axis in range(2, len(shape)))]
+            except (LookupError, TypeError, ZeroDivisionError):  # a damaged node, of which ONNX's checker tells
+                continue
+            if right != shape:
+                found[name] = onnx.helper.make_tensor_type_proto(types[name].tensor_type.elem_type, right)
+    return found
+
+
+def _size(attributes: Mapping[str, Any], given: list[Any], axis: int, found: Any) -> Any:
+    """How many windows there are along an axis; as ONNX says where it is open."""
+    length, place, axes = given[axis], axis - 2, len(given) - 2
+    if type(length) is not int or type(found) is not int:
+        return found
+    pads = attributes.get("pads", [0] * 2 * axes)
+    step = attributes.get("strides", [1] * axes)[place]
+    reach = attributes.get("dilations", [1] * axes)[place] * (attributes["kernel_shape"][place] - 1) + 1
+    before, behind = pads[place], pads[place + axes]
+    return count_of_windows(length, before, behind, reach, step)[1]
+
+
+def _state(graph: onnx.GraphProto, wrong: Mapping[str, onnx.TypeProto]) -> None:
+    """Write types down: ONNX does not overrule them."""
+    kept = [value for value in graph.value_info if value.name not in wrong]
+    outputs = {value.name: value for value in graph.output}
+    del graph.value_info[:]
+    graph.value_info.extend(kept)
+    for name, kind in wrong.items():
+        if name in outputs:
+            outputs[name].type.CopyFrom(kind)
+        else:
+            graph.value_info.append(onnx.ValueInfoProto(name=name, type=kind))
+
+
+def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    return {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+
+
+def _shape(kind: onnx.TypeProto) -> list[Any] | None:
+    tensor = kind.tensor_type
+    if not tensor.HasField("shape"):
+        return None
+    return [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor.shape.dim]
