@@ -63,9 +63,12 @@ def _rrelu(inplace: bool) -> Rewrite:
     def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = dict(zip(("input", "lower", "upper", "training", "generator"), args), **kwargs)
         x, lower, upper = given["input"], given.get("lower", 1 / 8), given.get("upper", 1 / 3)
-        if not given.get("training") or given.get("generator") is not None:
-            return func(*args, **kwargs)
         mean, width = (lower + upper) / 2, upper - lower
+        if given.get("generator") is not None:
+            return func(*args, **kwargs)
+        if not given.get("training"):
+            made = torch.nn.functional.leaky_relu(x, mean)
+            return write(x, made) if inplace else made
         slope = mean + (torch.rand_like(x) - 0.5) * (_trains(x) * width)
         made = torch.where(x <= 0, x * slope, x)
         return write(x, made) if inplace else made

@@ -106,6 +106,12 @@ def test_rrelu_draws_slopes_between_its_bounds(dynamo):
     torch.testing.assert_close(next(iter(module.parameters())).grad, y.detach())
 
 
+@pytest.mark.parametrize("inplace", [False, True])
+def test_rrelu_in_eval_mode(inplace, dynamo):
+    model, x = Scaled(nn.RReLU(0.1, 0.4, inplace=inplace), (3, 4)).eval(), torch.randn(3, 4)
+    torch.testing.assert_close(exporter.load(exporter.export(model, (x,), dynamo=dynamo))(x), model(x))
+
+
 def test_open_sizes(dynamo):
     model, x = nn.Sequential(nn.Dropout2d(0.5), nn.AlphaDropout(0.5)).train(), torch.ones(4, 8, 6, 6)
     program = exporter.export(model, (x,), dynamo=dynamo, dynamic_shapes=({0: "batch", 2: "height"},))
