@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
@@ -193,7 +194,7 @@ def _adafactor(op: Builder, h: H, s: S, p: V, g: V, *variances: V) -> tuple[V, .
     shape = p.shape.numpy() if p.shape is not None else ()
     least, root = h.eps[0], float(np.prod(shape)) ** 0.5
     if least is None:
-        least = float(np.finfo(p.dtype.numpy()).eps) if p.dtype is not None else 0.0
+        least = float(ml_dtypes.finfo(p.dtype.numpy()).eps) if p.dtype is not None else 0.0  # type: ignore[no-untyped-call]
     if len(shape) > 1:
         means = [op.ReduceSumSquare(g, [axis], keepdims=1) / shape[axis] for axis in (-1, -2)]
         variances = row, column = tuple(old + (mean - old) * s.share for old, mean in zip(variances, means, strict=True))

@@ -79,6 +79,8 @@ class Assembly:
             self._parameters = {name: carried.from_initializer(f"param.{name}", name) for name in gradients}
             self._changed(changes, by_name)
             reported = Optimization(carried, self.groups, scale=scale, **self._options).write(op, self._parameters, gradients)
+            if dtype_of(loss) in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):  # JavaScript has its bits alone
+                loss = op.Cast(loss, to=ir.DataType.FLOAT)
             if seed is not None:
                 masks = next(value for value in graph.inputs if value.name == seed)
                 carried.initial[seed] = np.array(0, np.int64)

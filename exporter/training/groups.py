@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 
+from exporter.runtime.tensors import to_array
+from symbolics import torch_private as private
+from symbolics.capture.gradient_hooks import shown_hook
 from symbolics.errors import ArgumentError
 from symbolics.optimizers import OPTIMIZERS, Optimizer
 
@@ -88,8 +91,10 @@ def groups_of(
 
 
 def _parts(value: Any) -> Any:
-    """State of an optimizer, as a file has it."""
-    return torch.view_as_real(value) if isinstance(value, torch.Tensor) and value.is_complex() else value
+    """State of an optimizer, as a file has it: an array, or a number."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return to_array(torch.view_as_real(value) if value.is_complex() else value)
 
 
 def _name_of(kind: type[torch.optim.Optimizer]) -> str:
@@ -100,6 +105,25 @@ def _name_of(kind: type[torch.optim.Optimizer]) -> str:
             f"{', '.join(OPTIMIZERS)}"
         )
     return kind.__name__
+
+
+def _check_step(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse what runs at an optimizer's step() and is not its class's: a file would train without it.
+
+    Raises:
+        ArgumentError: It has a hook, or a step of its own.
+    """
+    kind = type(optimizer).__name__
+    for method, hook in private.optimizer_hooks(optimizer):
+        raise ArgumentError(
+            f"the optimizer {kind} has the hook {shown_hook(hook)}, registered by {method}: it runs around optimizer.step(), and a training step, which is a "
+            "file, cannot run it\n  way out: take it off for the export (handle.remove()), and do what it does in forward, or around trainer.step()"
+        )
+    if (step := private.own_step(optimizer)) is not None:
+        raise ArgumentError(
+            f"the step() of the optimizer {kind} is {shown_hook(step)}, not that of torch's class, and a training step knows torch's alone\n"
+            "  way out: give an optimizer whose step() is torch's (del optimizer.step gives it back), or train the model of exporter.load with this one"
+        )
 
 
 def _group(name: str, names: tuple[str, ...], given: Mapping[str, Any], state: Mapping[str, Any]) -> Group:
@@ -137,6 +161,7 @@ def _value(name: str, key: str, value: Any, default: Any) -> Any:
 def _of_torch(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]) -> list[Group]:
     keys = {id(parameter): key for key, parameter in parameters.items()}
     kind = _name_of(type(optimizer))
+    _check_step(optimizer)
     groups = []
     for number, group in enumerate(optimizer.param_groups):
         found = [p for p in group["params"] if p.requires_grad]

@@ -148,7 +148,7 @@ class Optimization:
         slots = []
         for slot, first in group.optimizer.slots(h, start.shape).items():
             value, shape = first if isinstance(first, tuple) else (first, start.shape)
-            array = np.asarray(known[slot].detach().cpu(), start.dtype).copy() if slot in known else np.full(shape, value, start.dtype)
+            array = np.asarray(known[slot]).astype(start.dtype) if slot in known else np.full(shape, value, start.dtype)
             slots.append(self.carried.new(f"state.{name}.{slot}", array))
         return slots
 

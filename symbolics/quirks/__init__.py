@@ -38,6 +38,7 @@ from symbolics.quirks.pytorch.conjugates import CONJUGATES
 from symbolics.quirks.pytorch.copies import COPIES
 from symbolics.quirks.pytorch.data_getter import DATA_GETTER
 from symbolics.quirks.pytorch.distances import DISTANCES
+from symbolics.quirks.pytorch.dropouts import DROPOUTS
 from symbolics.quirks.pytorch.ellipses import ELLIPSES
 from symbolics.quirks.pytorch.embedding_renorms import EMBEDDING_RENORMS
 from symbolics.quirks.pytorch.empty_reductions import SYMBOLICS as EMPTY_REDUCTIONS, axes_from_the_front, means_of_nothing
@@ -83,6 +84,7 @@ from symbolics.quirks.pytorch.wide_constants import float64_by_default
 from symbolics.quirks.rewriting import Rewrite
 from symbolics.quirks.spelling import Form, forms, spelled
 from symbolics.quirks.torchlib.clamps import clamps_apart
+from symbolics.quirks.torchlib.folded_draws import draws_stay
 from symbolics.quirks.torchlib.integer_products import INTEGER_PRODUCTS
 from symbolics.quirks.torchlib.matrix_powers import MATRIX_POWERS
 from symbolics.quirks.torchlib.multinomial import MULTINOMIAL
@@ -133,7 +135,7 @@ TRACED: tuple[Callable[[torch.nn.Module], AbstractContextManager[None]], ...] = 
 #: In place of a call that a model makes while it is traced: takes the function, its arguments and its keyword arguments.
 REWRITES: dict[Any, Rewrite] = {
     **DATA_GETTER, **CONJUGATES, **COPIES, **MIXED_NORMS, **INSTANCE_NORM, **OWN_BACKWARD, **ANGLES, **BAGS, **BINARY_CROSS_ENTROPY, **BOUNDS,
-    **DISTANCES, **ELLIPSES, **EMBEDDING_RENORMS, **EMPTY_PRODUCTS, **EMPTY_RESHAPES, **FACTORIES, **FAKE_QUANTIZATION, **GAPS, **GAUSSIAN_NLL, **LOGARITHMS, **LOSSES, **MATRIX_POWERS, **MULTINOMIAL, **NORMAL_DRAWS, **OBSERVERS, **PADDING, **PLACES, **POOLS, **PROJECTIONS, **REPEATS, **ROUNDING, **SCALARS, **HALF_RESULTS, **SCATTERS, **SIZES, **SOFTPLUS, **SPLITS, **STABLE_SORTS, **TRUTH, **UNSORTED, **VARIANCE,
+    **DISTANCES, **DROPOUTS, **ELLIPSES, **EMBEDDING_RENORMS, **EMPTY_PRODUCTS, **EMPTY_RESHAPES, **FACTORIES, **FAKE_QUANTIZATION, **GAPS, **GAUSSIAN_NLL, **LOGARITHMS, **LOSSES, **MATRIX_POWERS, **MULTINOMIAL, **NORMAL_DRAWS, **OBSERVERS, **PADDING, **PLACES, **POOLS, **PROJECTIONS, **REPEATS, **ROUNDING, **SCALARS, **HALF_RESULTS, **SCATTERS, **SIZES, **SOFTPLUS, **SPLITS, **STABLE_SORTS, **TRUTH, **UNSORTED, **VARIANCE,
 }  # fmt: skip
 
 REWRITES |= narrow_types(REWRITES)
@@ -165,7 +167,7 @@ WITH_BODIES: tuple[GraphPass, ...] = (functions_of_one_version,)
 TRANSLATED: tuple[GraphPass, ...] = (say_that_attention_drops, stop_at_regions)
 
 #: While it is optimized. Takes the graph.
-OPTIMIZING: tuple[Callable[[ir.Graph], AbstractContextManager[None]], ...] = (kept_apart, clamps_apart, near_numbers_apart)
+OPTIMIZING: tuple[Callable[[ir.Graph], AbstractContextManager[None]], ...] = (kept_apart, draws_stay, clamps_apart, near_numbers_apart)
 
 #: On what an export hands out, before it is checked and saved.
 OPTIMIZED: tuple[GraphPass, ...] = (

@@ -1,8 +1,9 @@
-"""What modules and tensors hold beside their values: hooks, buffers, parametrizations."""
+"""What modules, tensors and optimizers hold beside their values: hooks, buffers, parametrizations."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +20,9 @@ __all__ = [
     "holding",
     "is_base_attribute",
     "module_backward_hooks",
+    "optimizer_hooks",
     "own_attributes",
+    "own_step",
     "parametrization_cache",
     "parts_of",
     "post_accumulate_hooks",
@@ -118,6 +121,29 @@ def module_backward_hooks(module: torch.nn.Module) -> list[tuple[str, Callable[.
         *((old if module._is_full_backward_hook is False else full, hook) for hook in module._backward_hooks.values()),
         *(("register_module_full_backward_hook", hook) for hook in everywhere._global_backward_hooks.values()),
     ]
+
+
+def optimizer_hooks(optimizer: torch.optim.Optimizer) -> list[tuple[str, Callable[..., Any]]]:
+    """What runs around an optimizer's step(), hooks of all optimizers included, each with what registers it."""
+    everywhere = importlib.import_module("torch.optim.optimizer")  # no stub has it
+    return [
+        *(("register_step_pre_hook", hook) for hook in optimizer._optimizer_step_pre_hooks.values()),
+        *(("register_optimizer_step_pre_hook", hook) for hook in everywhere._global_optimizer_pre_hooks.values()),
+        *(("register_step_post_hook", hook) for hook in optimizer._optimizer_step_post_hooks.values()),
+        *(("register_optimizer_step_post_hook", hook) for hook in everywhere._global_optimizer_post_hooks.values()),
+    ]
+
+
+def own_step(optimizer: torch.optim.Optimizer) -> Callable[..., Any] | None:
+    """The function that somebody put in the place of an optimizer's step(); None where it is that of its class.
+
+    A scheduler of learning rates puts one there, too, which only notes that it was called, and keeps what it found as ``__wrapped__``.
+    """
+    step: Any = vars(optimizer).get("step")
+    if getattr(step, "_wrapped_by_lr_sched", False):
+        step = step.__wrapped__
+    step = getattr(step, "__func__", step)
+    return None if step is type(optimizer).step else step
 
 
 @contextlib.contextmanager

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-__all__ = ["rules_by_operator"]
+__all__ = ["draws_not_folded", "rules_by_operator"]
 
 
 class _OfOperator:
@@ -43,6 +43,23 @@ def rules_by_operator() -> Iterator[None]:
         yield
     finally:
         rewriter._DEFAULT_REWRITE_RULES = before
+
+
+@contextlib.contextmanager
+def draws_not_folded(operators: Iterable[str]) -> Iterator[None]:
+    """Let `onnxscript.optimizer` count these operators among those whose result is another one in each run. No public setting of `optimize` does."""
+    from onnxscript.optimizer import _constant_folding
+
+    before: Any = getattr(_constant_folding, "_NON_DETERMINISTIC_OPS", None)
+    added = frozenset(operators)
+    if not isinstance(before, frozenset) or added <= before:  # the latter: of another thread's export
+        yield
+        return
+    _constant_folding._NON_DETERMINISTIC_OPS = before | added
+    try:
+        yield
+    finally:
+        _constant_folding._NON_DETERMINISTIC_OPS = before
 
 
 def _indexed(rule: Any) -> Any:

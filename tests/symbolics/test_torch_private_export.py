@@ -430,6 +430,27 @@ def test_rules_by_operator_of_another_onnxscript(rules, monkeypatch):
         assert rewriter._DEFAULT_REWRITE_RULES is rules
 
 
+def test_draws_not_folded():
+    from onnxscript.optimizer import _constant_folding
+
+    before = _constant_folding._NON_DETERMINISTIC_OPS
+    assert "RandomUniform" in before
+    with private.draws_not_folded(["Dropout"]):
+        inside = _constant_folding._NON_DETERMINISTIC_OPS
+        assert inside == before | {"Dropout"}
+        with private.draws_not_folded(["Dropout"]):
+            assert _constant_folding._NON_DETERMINISTIC_OPS is inside
+    assert _constant_folding._NON_DETERMINISTIC_OPS is before
+
+
+def test_draws_not_folded_of_another_onnxscript(monkeypatch):
+    from onnxscript.optimizer import _constant_folding
+
+    monkeypatch.delattr(_constant_folding, "_NON_DETERMINISTIC_OPS")
+    with private.draws_not_folded(["Dropout"]):
+        assert not hasattr(_constant_folding, "_NON_DETERMINISTIC_OPS")
+
+
 def test_standing_for_len():
     here, other = sys.modules[__name__], types.ModuleType("other")
     other.len = own = functools.partial(len)

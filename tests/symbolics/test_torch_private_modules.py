@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from symbolics import torch_private as private
 
@@ -87,3 +88,31 @@ def test_activation_of_torch():
         ("os", "system"),
     ):
         assert private.activation_of_torch(module, name) is None
+
+
+def test_optimizer_hooks():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))])
+    assert private.optimizer_hooks(optimizer) == []
+    hooks = [lambda *_: None for _ in range(4)]
+    own = optimizer.register_step_pre_hook(hooks[0]), optimizer.register_step_post_hook(hooks[2])
+    of_all = register_optimizer_step_pre_hook(hooks[1]), register_optimizer_step_post_hook(hooks[3])
+    try:
+        assert private.optimizer_hooks(optimizer) == [
+            ("register_step_pre_hook", hooks[0]),
+            ("register_optimizer_step_pre_hook", hooks[1]),
+            ("register_step_post_hook", hooks[2]),
+            ("register_optimizer_step_post_hook", hooks[3]),
+        ]
+    finally:
+        for handle in (*own, *of_all):
+            handle.remove()
+
+
+def test_own_step():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))])
+    assert private.own_step(optimizer) is None
+    torch.optim.lr_scheduler.ConstantLR(optimizer)
+    assert "step" in vars(optimizer)
+    assert private.own_step(optimizer) is None
+    optimizer.step = own = lambda closure=None: None
+    assert private.own_step(optimizer) is own

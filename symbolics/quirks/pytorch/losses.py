@@ -126,7 +126,10 @@ def _cross_entropy(
     each = kept.to(x.dtype) if weight is None else weight[labels] * kept.to(x.dtype)
     likely = -logs.gather(axis, labels.unsqueeze(axis)).squeeze(axis) * each
     smooth = -weighted.sum(axis)
-    loss = (1 - label_smoothing) * likely + torch.where(kept, smooth, torch.zeros_like(smooth)) * (label_smoothing / classes)
+    loss = (1 - label_smoothing) * likely + smooth * (label_smoothing / classes)
+    loss = torch.where(
+        kept, loss, torch.zeros_like(loss)
+    )  # last: what is ignored has the gradient 0 where all is, too, and the mean is 0 / 0
     return loss.sum() / each.sum() if reduction == _MEAN else _reduced(loss, reduction)
 
 

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import exporter
 from exporter.training.step import export_training_step
 from symbolics.node.names import GRADIENT_DOMAIN
 from tests.exporter.training.javascript import (
@@ -106,6 +107,24 @@ def test_node_trains_saves_and_resumes_to_the_same_bits(kind, tmp_path):
     model.load_state_dict(learned, strict=False)
     eager = model.eval()(batches[0][0]).detach().numpy()
     np.testing.assert_allclose(expected, eager, rtol=1e-4, atol=1e-5)
+
+
+def _squares(y, target):
+    return (y * y).mean()
+
+
+def test_a_loss_of_a_half_type_is_a_number_in_node(tmp_path):
+    """JavaScript has the bits of a float16: the loss of a step is float32."""
+    torch.manual_seed(0)
+    batches = [(torch.randn(8, 8), torch.randint(0, 3, (8,))) for _ in range(5)]
+    options = {"loss": _squares, "targets": batches[0][1:], "precision": "float16"}
+    model = nn.Linear(8, 3)
+    step = export_training_step(model, batches[0][:1], optimizer="sgd", **options)
+    exporter.write_artifacts(step, exporter.export_evaluation(model, batches[0][:1], **options), tmp_path / "artifacts")
+    write_batches(tmp_path, step, batches)
+    expected = run(step, batches)[0]
+    assert max(expected) < 10
+    np.testing.assert_allclose(in_node(tmp_path, tmp_path / "artifacts", 0, 5)["losses"], expected, rtol=2e-3)
 
 
 def test_node_reads_artifacts_from_a_url(tmp_path):

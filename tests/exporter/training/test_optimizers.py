@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from symbolics.errors import ArgumentError
 from symbolics.graph.builder import Builder
@@ -172,6 +173,58 @@ def test_a_class_of_ones_own_is_not_torchs():
     for optimizer in (Adam, Adam(model.parameters())):
         with pytest.raises(ArgumentError, match="not torch's own"):
             step_of(model, batches_of(1)[0], optimizer=optimizer)
+
+
+def _clamped(optimizer, args, kwargs):
+    """A hook that changes the parameters."""
+
+
+class TestWhatRunsAtAStep:
+    @pytest.mark.parametrize("method", ["register_step_pre_hook", "register_step_post_hook"])
+    def test_hooks_are_refused_by_name(self, method):
+        model, batch = network(), batches_of(1)[0]
+        optimizer = torch.optim.SGD(model.parameters())
+        handle = getattr(optimizer, method)(_clamped)
+        with pytest.raises(ArgumentError, match=rf"SGD has the hook .*:_clamped, registered by {method}: .*\n  way out: .*handle\.remove"):
+            step_of(model, batch, optimizer=optimizer)
+        handle.remove()
+        assert step_of(model, batch, optimizer=optimizer, dynamo=False).layout.optimizer == "sgd"
+
+    def test_hooks_of_all_optimizers_too(self):
+        model = network()
+        handle = register_optimizer_step_post_hook(_clamped)
+        try:
+            with pytest.raises(ArgumentError, match="registered by register_optimizer_step_post_hook"):
+                step_of(model, batches_of(1)[0], optimizer=torch.optim.SGD(model.parameters()))
+        finally:
+            handle.remove()
+
+    def test_a_step_of_an_instance_is_refused_and_a_schedulers_is_not(self):
+        def halved(closure=None):
+            raise AssertionError("never called")
+
+        model, batch = network(), batches_of(1)[0]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        torch.optim.lr_scheduler.ConstantLR(optimizer, factor=0.5)
+        assert step_of(model, batch, optimizer=optimizer, dynamo=False).initial["learning_rate"] == 0.25
+        optimizer.step = halved
+        with pytest.raises(ArgumentError, match=r"the step\(\) of the optimizer SGD is .*halved, not that of torch's class"):
+            step_of(model, batch, optimizer=optimizer)
+
+
+@pytest.mark.unusable(reason="onnxruntime has no kernels of bfloat16 on the CPU")
+@pytest.mark.parametrize("case", ["sgd, momentum", "adamw", "adagrad", "adafactor"])
+def test_state_of_a_half_type_is_taken_over(case, tmp_path):
+    kind, hyperparameters = CASES[case]
+    model, (x, y) = network(torch.bfloat16), batches_of(1, torch.bfloat16)[0]
+    optimizer = kind(model.parameters(), **hyperparameters)
+    eager(model, F.cross_entropy, optimizer, [(x, y)])
+    step = step_of(model, (x, y), optimizer=optimizer, dynamo=False)
+    step.save(tmp_path / "step.onnx")
+    for key, parameter in model.named_parameters():
+        for slot, value in optimizer.state[parameter].items():
+            if slot != "step":
+                assert np.array_equal(step.initial[f"state.{key}.{slot}"].astype(np.float32), value.float().numpy())
 
 
 def _groups(model):

@@ -10,7 +10,6 @@ import signal
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnx_ir.passes.common as passes
 import onnxruntime
 import onnxscript.optimizer
 import torch
@@ -37,11 +36,6 @@ from tests.symbolics.quirks.tools import (
     translated_rank,
 )  # fmt: skip
 from tests.zoo import functions as F
-
-
-def attention_dropout():
-    graph = translated(lambda q: functional.scaled_dot_product_attention(q, q, q, dropout_p=0.5), torch.randn(1, 2, 3, 4)).graph
-    return any(node.op_type == "Dropout" and len(node.inputs) < 3 for node in graph)
 
 
 def masked_rows():
@@ -97,15 +91,6 @@ def cross_entropy():
 def data_getter():
     traced = torch.jit.trace(Calls(lambda x: x.data * 2), (torch.ones(2),), check_trace=False)
     return bool((traced(torch.zeros(2)) != 0).all())
-
-
-def equal_draws():
-    x = ir.val("x", dtype=ir.DataType.FLOAT, shape=[3])
-    one, two = ir.node("Bernoulli", [x]), ir.node("Bernoulli", [x])
-    both = ir.node("Sub", [one.outputs[0], two.outputs[0]])
-    graph = ir.Graph([x], both.outputs, nodes=[one, two, both], opset_imports={"": 18}, name="g")
-    passes.CommonSubexpressionEliminationPass()(ir.Model(graph, ir_version=10))
-    return len(graph) == 2
 
 
 def floor_divide():
@@ -429,10 +414,6 @@ def multinomial():
     model = ir.to_proto(translated(lambda x: torch.multinomial(x.repeat(100, 1), 2), torch.from_numpy(p)))
     drawn = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"args_0": p})[0]
     return bool((drawn[:, 0] == drawn[:, 1]).any())
-
-
-def normal_draws():
-    return differs(gradient(lambda x: torch.normal(x, torch.ones(3)), torch.zeros(3)))
 
 
 def gaussian_nll():

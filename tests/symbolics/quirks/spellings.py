@@ -27,7 +27,8 @@ __all__ = ["FUNCTIONS", "NUMPY", "Spelling", "differences", "spellings", "sweep"
 
 #: What numpy calls an argument, and what torch's parser takes for it.
 NUMPY = {"dim": ("axis",), "keepdim": ("keepdims",), "other": ("x2",)}
-RANDOM = {"empty", "multinomial", "normal", "rand", "randn", "randperm"}
+DROPOUTS = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}
+RANDOM = {"empty", "multinomial", "normal", "rand", "randn", "randperm", "rrelu", *DROPOUTS}
 #: Functions of sparse tensors, of storages and of random numbers of a key, which have no place in a file; an LSTM, at whose lists torch itself crashes; and a
 #: range, at whose ``arange(False, True, True, out=...)`` it does.
 NOT_CALLED = {
@@ -68,6 +69,8 @@ _SAMPLES: dict[str, list[tuple[Any, ...]]] = {  # those that the database does n
     "block_diag": [([_x, _x],)],
     "cdist": [(_x, _x.flip(0), 2.0, None), (_x, _x.flip(0), 3.0, 1)],
     "cosine_embedding_loss": [(_x, _x.flip(0), torch.tensor([1, -1])), (_x, _x.flip(0), torch.tensor([1, -1]), 0.5, 2)],
+    **{f"{name}{end}": [(_x, 0.5, True), (_x, 0.5, False)] for name in DROPOUTS for end in ("", "_")},
+    **{f"rrelu{end}": [(_x,), (_x, 0.1, 0.3, True), (_x, 0.1, 0.3, False)] for end in ("", "_")},
     "huber_loss": [(_x, _x.flip(0)), (_x, _x.flip(0), 1, 0.5)],
     "instance_norm": [(_x[None], None, None, None, None, True, 0.1, 1e-5, False)],
     "margin_ranking_loss": [(_x, _x.flip(0), _x.sign()), (_x, _x.flip(0), _x.sign(), 0.5, 1)],

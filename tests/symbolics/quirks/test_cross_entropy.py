@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import exporter
+from tests.support import Calls
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -50,3 +51,19 @@ def test_equals_eager(shape, probabilities):
         np.testing.assert_allclose(value, wanted.detach(), rtol=1e-5, atol=1e-6)
     (wanted,) = torch.autograd.grad(expected, x, seeds)
     np.testing.assert_allclose(gradient, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_where_all_is_ignored_the_gradient_is_zero(smoothing, dynamo):
+    """The loss is 0 / 0: a batch that has nothing to say leaves the parameters as they are, in eager."""
+    x, target = torch.randn(4, 5, requires_grad=True), torch.full((4,), 1)
+    loss = nn.CrossEntropyLoss(torch.rand(5) + 0.5, ignore_index=1, label_smoothing=smoothing)
+    expected = loss(x, target)
+    expected.backward()
+    assert (expected.isnan(), x.grad.any()) == (True, False)
+    module = exporter.load(exporter.export(Calls(loss), (x.detach(), target), dynamo=dynamo))
+    other = x.detach().clone().requires_grad_()
+    value = module(other, target)
+    value.backward()
+    assert value.isnan()
+    torch.testing.assert_close(other.grad, x.grad)

@@ -12,7 +12,7 @@ from packaging.version import Version
 
 from symbolics import quirks
 from symbolics.quirks import elsewhere
-from tests.symbolics.quirks import canaries, canaries_of_onnx, canaries_of_onnxruntime, canaries_of_sizes
+from tests.symbolics.quirks import canaries, canaries_of_draws, canaries_of_onnx, canaries_of_onnxruntime, canaries_of_sizes
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -31,7 +31,7 @@ FURTHER = {
 }
 CANARIES = {
     name: canary
-    for module in (canaries, canaries_of_onnx, canaries_of_onnxruntime, canaries_of_sizes)
+    for module in (canaries, canaries_of_draws, canaries_of_onnx, canaries_of_onnxruntime, canaries_of_sizes)
     for name, canary in inspect.getmembers(module, inspect.isfunction)
     if canary.__module__ == module.__name__ and not name.startswith("_")
 }
