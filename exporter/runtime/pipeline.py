@@ -121,14 +121,9 @@ def _in_turn(arranged: Arranged) -> bool:
 
 
 def _at_once(arranged: Arranged) -> bool:
-    from exporter.runtime.provider_forms import rows_at_once, short_rows_at_once
-    from symbolics.graph.walk import remove_unread, unread
+    from exporter.runtime.provider_forms import all_rows_at_once
 
-    before = unread(arranged.model.graph)
-    changed = rows_at_once(arranged.model) + short_rows_at_once(arranged.model)
-    if changed:
-        remove_unread(arranged.model.graph, before)
-    return changed > 0
+    return all_rows_at_once(arranged.model) > 0
 
 
 def _adds_rows(arranged: Arranged) -> bool:

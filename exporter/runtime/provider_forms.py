@@ -45,10 +45,10 @@ SMALL = 64
 __all__ = [
     "FORMS",
     "NARROW",
+    "all_rows_at_once",
     "captures_as_states",
     "rows_at_once",
     "rows_of_infinity",
-    "short_rows_at_once",
     "sums_over_known_axes",
     "sums_over_repeats",
     "write_file",
@@ -76,14 +76,20 @@ def rows_at_once(model: ir.Model) -> int:
     return len(found)
 
 
-def short_rows_at_once(model: ir.Model) -> int:
+def all_rows_at_once(model: ir.Model) -> int:
+    """For onnxruntime's CPU with one thread: `rows_at_once`, and the same of short rows; how many were written so."""
+    before = unread(model.graph)
+    count = rows_at_once(model) + _short_rows_at_once(model)
+    if count:
+        remove_unread(model.graph, before)
+    return count
+
+
+def _short_rows_at_once(model: ir.Model) -> int:
     """Rows added to rows by ScatterND, where `symbolics.graph.row_sums.by_elements` has added them element by element.
 
-    For onnxruntime's CPU with one thread: the index needs no copy for each element, and a row is added in one loop. A file cannot say
-    ScatterND, as several threads would lose additions.
-
-    Returns:
-        How many were written so.
+    The index needs no copy for each element, and a row is added in one loop. A file cannot say ScatterND, as several threads would
+    lose additions.
     """
     found = [(node, column) for node in walk(model.graph) if (column := _column_of_rows(node)) is not None]
     scope = Scope(free_prefix(model.graph, "form/short/") if found else "", lambda value: False)
