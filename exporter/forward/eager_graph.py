@@ -11,6 +11,7 @@ import copy
 import functools
 import re
 import sys
+import textwrap
 import threading
 import types
 import warnings
@@ -242,7 +243,7 @@ class EagerGraph:
                 raise eager_failure(own, getattr(model, "called", "")) from own
             if not compiling and "torch._dynamo" in sys.modules:
                 return run(stopping=stopping, compiling=True)
-            why = f"an eager run raised {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            why = f"an eager run raised {type(error).__name__}: {textwrap.shorten(str(error), 200, placeholder=' …')}"
             return cls(unchecked=why, failed=True, made=EagerCalls(why))
         return found
 

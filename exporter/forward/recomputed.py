@@ -31,11 +31,14 @@ def changed_in_checkpoints(model: torch.nn.Module) -> Iterator[dict[str, str]]:
     found: dict[str, str] = {}
     kept: dict[str, dict[str, torch.Tensor]] = {}
 
+    # Dynamo compiles the hooks of the modules in a branch of torch.cond with them, and gives up at what it cannot trace.
     def before(path: str, module: torch.nn.Module, args: object) -> None:
-        if _inside_of():
+        if not torch.compiler.is_compiling() and _inside_of():
             kept[path] = {name: tensor.detach().clone() for name, tensor in _state(module).items()}
 
     def after(path: str, module: torch.nn.Module, args: object, result: object) -> None:
+        if torch.compiler.is_compiling():
+            return
         for name, old in kept.pop(path, {}).items():  # no version tells: batch_norm leaves that of its statistics as it was
             new, full = _state(module).get(name), f"{path}.{name}".removeprefix(".")
             if new is not None and full not in found and not same_values(old, new):

@@ -295,6 +295,7 @@ class PythonOpGrad:
         watched: The outputs that have no gradient because backward gave None at the export: the engine is asked for these, too, so that none is lost.
         asked: One per output: whether the engine is asked for it, as it is wanted or watched.
         id, name: The call and the Function whose contexts it takes.
+        module: Where a module that is called comes from; None for what is none.
         titles, pool: As a PythonOp's.
         kind, specs: The operator, and what its attributes must be.
     """
@@ -318,6 +319,7 @@ class PythonOpGrad:
             self.name: str = attributes["name"]
             record = read_call(attributes[CALL_ATTRIBUTE], self.name) if CALL_ATTRIBUTE in attributes else None
             self.id = record.id if record else ""
+            self.module = record.module if record else None
             self.output_types = tuple(attributes.get("output_tensor_types", ()))
             check_element_types(self.output_types)
         except FormatError as error:
@@ -384,10 +386,7 @@ class PythonOpGrad:
             dtype = self.output_dtypes[i] if self.output_dtypes else torch.float32
             if not want:
                 if gradient is not None:
-                    raise RunError(
-                        f"{self.title}: backward gives a gradient for input {i} of its PythonOp, and gave None when the model was exported, so the file has "
-                        "none there.\n  way out: export with an example for which backward gives it; or let backward return zeros in place of None"
-                    )
+                    raise RunError(f"{self.title}: {self._came_all_the_same(i)}")
                 out.append(None)
             elif gradient is None:
                 shape = target.shape if isinstance(target, torch.Tensor) else shapes[i] if shapes else None
@@ -395,6 +394,26 @@ class PythonOpGrad:
             else:
                 out.append(self.fix(i, gradient))
         return out
+
+    def _came_all_the_same(self, index: int) -> str:
+        """What to say of a gradient that the file has none for."""
+        if self.module is None:
+            return (
+                f"backward gives a gradient for input {index} of its PythonOp, and gave None when the model was exported, so the file has none there.\n"
+                "  way out: export with an example for which backward gives it; or let backward return zeros in place of None"
+            )
+        state = self.module.state
+        kind = "function" if self.module.function else "module"
+        if index >= len(state):
+            what, zeros = f"argument {index - len(state)} of the {kind}", "0 * x.sum() of that argument"
+        elif self.module.function:
+            what, zeros = f"{shown(state[index])!r} of the modules among its arguments", "0 * p.sum() of that parameter"
+        else:
+            what, zeros = f"the parameter {shown(state[index])!r} of the module", "0 * sum(p.sum() for p in self.parameters())"
+        return (
+            f"there is a gradient for {what}, which no run of the export reached, so the file has none there.\n"
+            f"  way out: export with an example that reaches it; or add {zeros} to what the {kind} returns"
+        )
 
     def fix(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
         """A gradient as its output holds it: dense, of the promised element type."""

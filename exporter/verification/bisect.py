@@ -17,7 +17,7 @@ from exporter.gradient_graph.build import built
 from exporter.runtime.session import inference_session
 from exporter.runtime.tensors import Runner, tensor
 from exporter.verification.provenance import module_of, operator_of
-from exporter.verification.steps import backward, copy_of, tensors_of
+from exporter.verification.steps import backward, compiling_quietly, copy_of, tensors_of
 from symbolics import torch_private as private
 from symbolics.graph.flatten import flattened
 from symbolics.graph.walk import reads
@@ -97,7 +97,7 @@ def _eager(case: Case, cotangents: Sequence[Any]) -> tuple[_Known, _Known]:
         leaves.append(value.detach().clone().requires_grad_(value.is_floating_point()))
         return leaves[-1] * 1 if value.is_floating_point() else leaves[-1]
 
-    with private.every_result(known.add):
+    with private.every_result(known.add), compiling_quietly():
         copies, keywords = pytree.tree_map_only(torch.Tensor, fresh, (args, kwargs))
         outputs = tensors_of(model(*copies, **keywords))
         backward(outputs, cotangents)

@@ -20,7 +20,7 @@ from exporter.verification.kept import state_in
 from exporter.verification.masks import Masks, OtherDraws
 from exporter.verification.memory import HighWater
 from exporter.verification.second_step import second_step_failure
-from exporter.verification.steps import as_in_file, backward, changed, copy_of, measured, state_of, tensors_of
+from exporter.verification.steps import as_in_file, backward, changed, compiling_quietly, copy_of, measured, state_of, tensors_of
 from symbolics.capture.undifferentiable import StopWhereNone, is_refusal, lacks_backward
 from symbolics.errors import ExportError, PythonopError, UnsupportedOperatorError
 
@@ -284,10 +284,11 @@ _Result = TypeVar("_Result")
 
 def _stopped_where_refused(run: Callable[[], _Result]) -> _Result:
     """What ``run`` returns; where PyTorch refuses that an input needs a gradient, with the gradient stopped there, as in the file."""
-    try:
-        return run()
-    except RuntimeError as error:
-        if not is_refusal(error):
-            raise
-    with StopWhereNone():
-        return run()
+    with compiling_quietly():
+        try:
+            return run()
+        except RuntimeError as error:
+            if not is_refusal(error):
+                raise
+        with StopWhereNone():
+            return run()

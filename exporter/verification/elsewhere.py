@@ -15,7 +15,7 @@ from exporter.verification.eager import EagerStep, in_float64
 from exporter.verification.masks import Masks
 from exporter.verification.other_inputs import other_sizes, other_values
 from exporter.verification.process import FileRun, FileStep
-from exporter.verification.provenance import places_of_rows
+from exporter.verification.provenance import opaque_parameters, places_of_rows
 from exporter.verification.rows import NOT_COMPARED, Row
 from symbolics.graph.values import name_of
 from symbolics.node.metadata import changes_of, read_state, results_of
@@ -87,11 +87,11 @@ def rows_of(
     names = (
         {f"output {index}": f"output {index} ({clean(name_of(value))})" for index, value in enumerate(results_of(model))} if named else {}
     )
-    places, carried = places_of_rows(model), changes_of(model).carried
+    places, carried, opaque = places_of_rows(model), changes_of(model).carried, opaque_parameters(model)
     kept = {name for name, entry in (read_state(model.metadata_props) or {}).items() if entry.initializer in carried}
 
     def rows(eager: EagerStep, precise: EagerStep | None, found: FileStep, lost: Mapping[str, str]) -> list[Row]:
-        all_rows = compare(eager.beside({*found.buffers, *kept}), precise, found, lost, precision, eager.untouched)
+        all_rows = compare(eager.beside({*found.buffers, *kept}), precise, found, lost, precision, eager.untouched, opaque)
         placed = [replace(row, node=places.get((row.kind, row.name), "")) for row in all_rows]
         return [replace(row, name=names.get(row.name, row.name)) if row.kind == "output" else row for row in placed]
 

@@ -11,7 +11,7 @@ import torch
 
 from exporter.runtime.changed import named
 from exporter.verification.compare import FACTOR, FEW, ROUGH, tolerance_of
-from exporter.verification.rows import ELSEWHERE, Row
+from exporter.verification.rows import ELSEWHERE, ZEROS, Row
 from exporter.verification.steps import shapes_of
 from symbolics.graph.values import is_python_op
 from symbolics.graph.walk import walk
@@ -29,14 +29,15 @@ __all__ = [
     "note_on_kept_code",
     "note_on_no_departure",
     "note_on_outputs",
+    "note_on_zeros",
     "notes_on",
 ]
 
 #: The headings of what counts also where nothing differs.
-CHANGED, OUTPUTS_ALONE = "Changed since the export", "Outputs alone"
+CHANGED, OUTPUTS_ALONE, NO_GRADIENT = "Changed since the export", "Outputs alone", "Zeros for None"
 #: Of outputs that cannot be compared.
 OTHER_OUTPUTS = "Other outputs"
-ALWAYS = frozenset((CHANGED, OUTPUTS_ALONE))
+ALWAYS = frozenset((CHANGED, OUTPUTS_ALONE, NO_GRADIENT))
 
 #: Operators at whose result one rounding may choose: the largest of several, the nearest of two, a side of a bound.
 _CHOOSING = frozenset(
@@ -168,6 +169,17 @@ def note_on_backward(rows: Sequence[Row], written: Collection[str], *, is_there:
             "Written by a backward",
             f"A backward of the model writes to {names}, in eager; a file carries from step to step what the forward writes. Write it in forward, after what "
             "reads it, or in the training loop, where the file's users have to do so as well.",
+        )
+
+
+def note_on_zeros(rows: Sequence[Row]) -> Iterator[Note]:
+    """Parameters for which eager has no gradient and the file has zeros."""
+    if names := [row.name for row in rows if row.note == ZEROS]:
+        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        yield Note(
+            NO_GRADIENT,
+            f"{', '.join(names[:5])}{more}: eager has no gradient here, for an opaque module took a way that does not reach them. The file has zeros: an optimizer with "
+            "momentum or weight decay moves them, eager's leaves them as they are.",
         )
 
 

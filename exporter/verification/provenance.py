@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from symbolics.graph.values import function_of, operator_text, scope_of
+from symbolics.graph.flatten import flattened
+from symbolics.graph.values import function_of, is_python_op, operator_text, scope_of
+from symbolics.graph.walk import walk
+from symbolics.node.call_text import read_call
 from symbolics.node.metadata import changes_of, read_state, results_of
-from symbolics.node.names import MODULE_PROPERTY, SOURCE_PROPERTY
+from symbolics.node.names import CALL_ATTRIBUTE, MODULE_PROPERTY, SOURCE_PROPERTY
 
-__all__ = ["module_of", "node_of", "operator_of", "places_of_rows"]
+__all__ = ["module_of", "node_of", "opaque_parameters", "operator_of", "places_of_rows"]
 
 #: Who reads a tensor is said by the node behind these.
 _LAYOUT = frozenset(("Transpose", "Reshape", "Identity", "Cast", "Unsqueeze", "Squeeze"))
@@ -56,3 +59,13 @@ def places_of_rows(model: ir.Model) -> dict[tuple[str, str], str]:
     carried = changes_of(model).carried
     found |= {("buffer", name): made[carried[entry.initializer]] for name, entry in state.items() if entry.initializer in carried}
     return found | {("parameter gradient", name): reader(graph.initializers.get(entry.initializer)) for name, entry in state.items()}
+
+
+def opaque_parameters(model: ir.Model) -> set[str]:
+    """The names of the parameters and buffers that opaque modules of a file hold, as the model has them."""
+    held: set[str | None] = set()
+    for node in walk(flattened(model).graph):
+        if is_python_op(node) and CALL_ATTRIBUTE in node.attributes:
+            module = read_call(node.attributes[CALL_ATTRIBUTE].as_string(), node.name or "").module
+            held |= {value.name for value in node.inputs[: len(module.state) if module is not None else 0] if value is not None}
+    return {name for name, entry in (read_state(model.metadata_props) or {}).items() if entry.initializer in held}

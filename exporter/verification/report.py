@@ -18,7 +18,7 @@ from exporter.pictures.layout import missing
 from exporter.pictures.svg import LEGEND, STYLE
 from exporter.verification import charts
 from exporter.verification.notes import ALWAYS, Note
-from exporter.verification.rows import ELSEWHERE, NOT_COMPARED, Row
+from exporter.verification.rows import ELSEWHERE, NOT_COMPARED, ZEROS, Row
 from symbolics.errors import PythonopError
 from symbolics.text import clean, extra
 
@@ -103,7 +103,9 @@ class Report:
             table.add_column(heading.replace(" ", "\n"), justify="right" if number else "left", overflow="fold", no_wrap=number)
         for row in said.rows:
             *cells, result = (Text(clean(cell)) for cell in row)
-            result.stylize("green" if result.plain == "equal" else "yellow" if result.plain.startswith(NOT_COMPARED) else "bold red")
+            result.stylize(
+                "green" if result.plain in ("equal", ZEROS) else "yellow" if result.plain.startswith(NOT_COMPARED) else "bold red"
+            )
             table.add_row(*cells, result)
         return Group(table, *(Text(clean(line, 2000), "" if self.ok else "red") for line in lines))
 

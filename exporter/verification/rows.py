@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["ELSEWHERE", "NOT_COMPARED", "Row"]
+__all__ = ["ELSEWHERE", "NOT_COMPARED", "ZEROS", "Row"]
 
 #: Kinds of rows that stand for all tensors, at another input.
 ELSEWHERE = ("second input", "second size")
 #: How a `Row.note` begins.
 NOT_COMPARED = "not compared"
+#: The `Row.note` of a parameter that only another way of an opaque module reaches.
+ZEROS = "zeros, eager has None"
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Row:
         reference: "float64", or the type in which eager ran.
         ok: Whether the file says the same.
         problem: What is wrong where a number does not say it.
-        note: Why nothing could be compared, where that says nothing against the file.
+        note: What says nothing against the file: why nothing could be compared, or `ZEROS`.
         node: The node of the file that makes the output or buffer, or the first that reads the parameter or input.
     """
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import statistics
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +24,18 @@ from symbolics.errors import ExportError
 from symbolics.node.patterns import listed
 from symbolics.text import said
 
-__all__ = ["as_in_file", "backward", "changed", "copy_of", "entries_of_copy", "measured", "shapes_of", "state_of", "tensors_of"]
+__all__ = [
+    "as_in_file",
+    "backward",
+    "changed",
+    "compiling_quietly",
+    "copy_of",
+    "entries_of_copy",
+    "measured",
+    "shapes_of",
+    "state_of",
+    "tensors_of",
+]
 
 
 def copy_of(model: torch.nn.Module, kind: torch.dtype | None = None) -> torch.nn.Module:
@@ -84,6 +97,14 @@ def _compiled_copy(model: torch.jit.ScriptModule) -> torch.nn.Module:
     file.seek(0)
     copied: torch.nn.Module = torch.jit.load(file)
     return copied
+
+
+@contextlib.contextmanager
+def compiling_quietly() -> Iterator[None]:
+    """Where every warning is an error: torch.cond compiles its branches, and Dynamo then reads .grad of what is no leaf, as inputs here are."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
+        yield
 
 
 def tensors_of(result: Any) -> list[torch.Tensor]:

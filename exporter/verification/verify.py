@@ -41,6 +41,7 @@ from exporter.verification.notes import (
     note_on_kept_code,
     note_on_no_departure,
     note_on_outputs,
+    note_on_zeros,
     notes_on,
 )
 from exporter.verification.process import FileRun, FileStep, run_in_a_fresh_process
@@ -222,6 +223,7 @@ def _compared(
             *note_on_state(rows, program.model),
             *note_on_backward(rows, eager.by_backward, is_there=not eager.no_backward),
             *note_on_constants(rows),
+            *note_on_zeros(rows),
             *(note_on_kept_code(rows, program.model) if file is not None else ()),
             *notes_on(rows, choices_of(program.model)),
         ]

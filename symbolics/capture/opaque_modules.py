@@ -17,12 +17,14 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from symbolics import torch_private as private
 from symbolics.capture.callsite import Call
 from symbolics.capture.listener import active_listener
 from symbolics.capture.outputs import Outputs
 from symbolics.capture.side_effects import same_values
+from symbolics.capture.taken_values import TAKING
 from symbolics.errors import ExportError
 from symbolics.node.call import ModuleOrigin
 from symbolics.node.containers import expand_leaves, fill
@@ -258,6 +260,8 @@ class ModuleBackward:
         """The tensors that have no gradient though they need one, each with False: another run may give one.
 
         Where the module takes another way for other values, what has a gradient there has one in the file: zeros, where it has none in a run.
+        A parameter has one, too, where the forward takes values out of torch: it may choose its way by them, and some way that no run here took may
+        reach the parameter.
         """
         if not self.roots or not self.targets:
             return {}
@@ -269,13 +273,19 @@ class ModuleBackward:
         except Exception:  # what it kept may have been changed since: then nothing is known of it
             return {}
         missing = {number for number, gradient in zip(self.targets, found, strict=True) if gradient is None}
-        for seed in range(_OTHERS) if missing else ():
-            with contextlib.suppress(Exception):  # it need not take every value
+        assert self.called is not None
+        taking, count = _ValuesTaken(), len(self.called.names)
+        for seed in range(-1, _OTHERS) if missing else ():
+            with contextlib.suppress(Exception), taking:  # it need not take every value
                 missing -= self._reached(seed)
+            if taking.found:
+                missing = {number for number in missing if number >= count}
+            if not missing:
+                break
         return dict.fromkeys(sorted(missing), False)
 
     def _reached(self, seed: int) -> set[int]:
-        """The tensors that have a gradient when the module is called with other values."""
+        """The tensors that have a gradient when the module is called with other values; with -1, with the same."""
         assert self.called is not None
         args, kwargs = self.given
         count = len(self.called.names)
@@ -286,7 +296,7 @@ class ModuleBackward:
             if not isinstance(leaf, torch.Tensor):
                 return leaf
             value = leaf.detach().clone()
-            if not own and value.is_floating_point():
+            if not own and seed >= 0 and value.is_floating_point():
                 drawn = torch.randn(value.shape, generator=generator, dtype=torch.float32).to(value.device, value.dtype)
                 value = -value if seed == 0 else drawn * (value.abs().mean() if seed % 2 else 1) + (value.mean() if seed % 2 else 0)
             copies.append(value.requires_grad_(leaf.requires_grad))
@@ -300,6 +310,18 @@ class ModuleBackward:
             roots = [leaf for leaf in expand_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
             found = torch.autograd.grad(roots, [copies[n] for n in self.targets], list(map(torch.ones_like, roots)), allow_unused=True)
         return {number for number, gradient in zip(self.targets, found, strict=True) if gradient is not None}
+
+
+class _ValuesTaken(TorchFunctionMode):
+    """Whether what runs takes values of tensors out of torch, for an `if` among others."""
+
+    found = False
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in TAKING or name == "nonzero":  # how many there are is a value, too
+            self.found = True
+        return func(*args, **(kwargs or {}))
 
 
 #: On how many other values a module is called where a tensor of it got no gradient.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 __all__ = [
     "Adjoint",
     "Answers",
+    "Chooses",
     "Counts",
     "Holds",
     "Net",
@@ -21,6 +22,7 @@ __all__ = [
     "Remembers",
     "Repeats",
     "Routes",
+    "RoutesAsTold",
     "Rows",
     "Shares",
     "Solves",
@@ -30,6 +32,7 @@ __all__ = [
     "blend",
     "keeps",
     "solve",
+    "told",
     "trains",
     "twice",
     "within",
@@ -200,6 +203,26 @@ class Routes(Spare):
 
     def forward(self, x):
         return self.a(x) if x.sum().item() > 0 else self.b(x)
+
+
+class Chooses(Spare):
+    """Calls its second layer for values that nobody makes up."""
+
+    def forward(self, x):
+        return self.b(x) if x.norm() > 1e6 else self.a(x)
+
+
+def told(what=""):
+    """Which way `RoutesAsTold` takes; a test puts another in its place."""
+    return what
+
+
+class RoutesAsTold(Spare):
+    """Which of its layers it calls, and whether it takes its second argument, is no matter of values."""
+
+    def forward(self, x, y):
+        h = self.b(x) if told() == "layer" else self.a(x)
+        return h * y if told() == "argument" else h
 
 
 class Counts(nn.Module):

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 import exporter
+from exporter.forward.case import Case
+from exporter.verification.eager import EagerStep
 from tests.zoo.functions import Cube
 
 
@@ -59,3 +61,23 @@ def test_an_export_and_its_gradients(name, dynamo, portable, tmp_path):
         module = exporter.load(tmp_path / "model.onnx", allow=["tests.*"])
         module(x).sum().backward()
     assert all(parameter.grad is not None for parameter in module.parameters())
+
+
+class Chosen(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.cond(x.norm() > 3.0, lambda x: self.one(x), lambda x: self.other(x), (x,))
+
+
+def test_modules_in_the_branches_of_a_cond():
+    """Dynamo compiles the branches wherever they run: our hooks on their modules with them, and inputs that are no leaves."""
+    model, x = Net(Chosen()), torch.randn(3, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        program = exporter.export(model, (x,))
+        step = EagerStep.run(Case(model, (x,)))
+    assert "pythonop.unchecked" not in program.model.metadata_props
+    assert step.gradients["parameter gradient", "inner.one.weight"] is not None

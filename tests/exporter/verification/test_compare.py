@@ -31,3 +31,20 @@ def test_the_error_of_few_numbers_may_be_small_by_luck(count, ok):
     wanted = torch.ones(count)
     (row,) = compare(_results(wanted), _results(wanted.double() + 1e-5), _results(wanted + 2.2e-4), {})
     assert row.ok == ok
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "opaque", "ok"),
+    [
+        (0.0, "parameter gradient", {"b"}, True),
+        (1e-9, "parameter gradient", {"b"}, False),
+        (0.0, "parameter gradient", {"a"}, False),
+        (0.0, "input gradient", {"b"}, False),
+    ],
+)
+def test_zeros_are_no_gradient_for_parameters_of_opaque_modules_alone(value, kind, opaque, ok):
+    one = torch.ones(2)
+    eager = SimpleNamespace(outputs=[one], gradients={(kind, "b"): None}, buffers={})
+    file = SimpleNamespace(outputs=[one], gradients={(kind, "b"): torch.full((3,), value)}, buffers={})
+    _, row = compare(eager, None, file, {}, opaque=opaque)
+    assert (row.ok, bool(row.note), bool(row.problem)) == (ok, ok, not ok)
