@@ -133,6 +133,21 @@ def rows(family: str, channels: int, dynamo: bool, runs: int, *, with_step: bool
     return figures
 
 
+def compiled(family: str, channels: int, runs: int) -> Figure:
+    """Energy and forces by torch.compile, over eager; where it does not take the model, without a value and with its reason."""
+    torch.manual_seed(0)
+    model = FAMILIES[family](channels).eval()
+    inputs = model.given()
+    what = f"{_what(family, channels, model, inputs, dynamo=True)}: energy and forces, torch.compile / eager"
+    fast = torch.compile(model)
+    try:
+        fast(*(value.clone() for value in inputs))
+    except Exception as error:  # of its own, of many kinds
+        return Figure(what, None, "ratio", note=f"torch.compile fails: {type(error).__name__}")
+    spent = rounds([lambda: fast(*(value.clone() for value in inputs)), lambda: model(*(value.clone() for value in inputs))], runs)
+    return Figure(what, statistics.median(times[0] / times[1] for times in spent), "ratio", None, runs)
+
+
 def adamw(family: str, channels: int, dynamo: bool, count: int) -> Figure:
     """So many steps of AdamW on energy and forces: the largest difference of a parameter from eager's, over the largest way that one has gone."""
     torch.manual_seed(0)
@@ -169,6 +184,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=11)
     parser.add_argument("--step", action="store_true", help="a training step, too")
     parser.add_argument("--adamw", type=int, default=0, metavar="N", help="so many steps of AdamW, beside eager's")
+    parser.add_argument("--compile", action="store_true", help="torch.compile, too: up to a minute a model")
     options = parser.parse_args()
     torch.set_num_threads(1)
     figures: list[Figure] = []
@@ -181,6 +197,8 @@ def main() -> int:
                 figures += rows(family, channels, name == "dynamo", options.runs, with_step=options.step)
                 if options.adamw:
                     figures.append(adamw(family, channels, name == "dynamo", options.adamw))
+            if options.compile:
+                figures.append(compiled(family, channels, options.runs))
     return tell("force_fields", figures)
 
 
