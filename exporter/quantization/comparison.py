@@ -60,7 +60,8 @@ class Comparison:
             [f"{self._count}, beside the model in rounded floats"]
             + [f"  input {clean(name)}: {_listed(shapes)}" for name, shapes in self.shapes.items()]
             + [
-                f"  levels of {clean(name)}: {share:.4%} differ, by {self.steps[name]:.0f} at most; with the same levels before it: {self.layers[name][0]} of {self.layers[name][1]}"
+                f"  levels of {clean(name)}: {share:.4%} differ, by {self.steps[name]:.0f} at most; "
+                f"with the same levels before it: {self.layers[name][0]} of {self.layers[name][1]}"
                 for name, share in self.levels.items()
             ]
             + [
@@ -125,8 +126,8 @@ def compare(rounded: ir.Model, integers: ir.Model, scales: Mapping[str, float], 
         found = {name: values[names.get(name, name)] for name in (*outputs, *names)}
         same_levels = _run(behind, {**feeds, **{f"{name}{_GIVEN}": found[name] for name in given}})
         for name in names:
-            apart = np.abs(wanted[name] - found[name]) / scales[name]
-            alone[name] += int((np.abs(same_levels[name] - found[name]) / scales[name] > 0.5).sum())
+            apart, apart_alone = (np.abs(each[name] - found[name]) / scales[name] for each in (wanted, same_levels))
+            alone[name] += int((apart_alone > 0.5).sum())
             off[name] += int((apart > 0.5).sum())
             total[name] += apart.size
             steps[name] = max(steps[name], float(np.rint(apart.max(initial=0.0))))
@@ -161,7 +162,7 @@ class _Apart:
         one, other = (each.astype(np.float64) if each.dtype.kind == "f" else each for each in (wanted, found))
         same = (one == other) | ((one != one) & (other != other))
         if wanted.dtype.kind == "f":
-            self.difference += float((np.where(same, 0, one - other) ** 2).sum())
+            self.difference += float((np.subtract(one, other, out=np.zeros_like(one), where=~same) ** 2).sum())  # two infinities have none
             self.size += float((one[np.isfinite(one)] ** 2).sum())
         else:
             self.difference += int((~same).sum())

@@ -20,7 +20,8 @@ class Row:
     """One tensor of the file against eager PyTorch, or all of them at another input.
 
     Attributes:
-        name: The output's number (with its name, of a file that was there before), the name of the parameter, input or buffer; at another input what is farthest from eager's.
+        name: The output's number (with its name, of a file that was there before), the name of the parameter, input or buffer; at another
+            input what is farthest from eager's.
         kind: "output", "parameter gradient", "input gradient", "buffer" for what the forward makes of one, or "weight" for a parameter or
             buffer of a file that was there before; "second input" for all tensors at other values of the inputs, "second size" at other sizes.
         shape, dtype: Eager's.

@@ -52,7 +52,7 @@ def draws_not_folded(operators: Iterable[str]) -> Iterator[None]:
 
     before: Any = getattr(_constant_folding, "_NON_DETERMINISTIC_OPS", None)
     added = frozenset(operators)
-    if not isinstance(before, frozenset) or added <= before:  # the latter: of another thread's export
+    if not isinstance(before, frozenset) or added <= before:  # the latter: inside another such block
         yield
         return
     _constant_folding._NON_DETERMINISTIC_OPS = before | added

@@ -127,9 +127,8 @@ def _cross_entropy(
     likely = -logs.gather(axis, labels.unsqueeze(axis)).squeeze(axis) * each
     smooth = -weighted.sum(axis)
     loss = (1 - label_smoothing) * likely + smooth * (label_smoothing / classes)
-    loss = torch.where(
-        kept, loss, torch.zeros_like(loss)
-    )  # last: what is ignored has the gradient 0 where all is, too, and the mean is 0 / 0
+    # Behind all that is added up: what is ignored has the gradient 0 also where all is, and the mean is 0 / 0.
+    loss = torch.where(kept, loss, torch.zeros_like(loss))
     return loss.sum() / each.sum() if reduction == _MEAN else _reduced(loss, reduction)
 
 
