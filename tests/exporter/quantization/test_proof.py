@@ -107,7 +107,7 @@ def test_a_bias_that_is_not_the_models_is_seen(name, amount):
         assert exporter.verify_quantized(model, program, *inputs, levels=1, classes=1, outputs=100).ok
 
 
-@pytest.mark.filterwarnings("error")
+@np.errstate(invalid="raise")
 def test_how_far_outputs_are_apart():
     one = np.array([3.0, np.inf, -np.inf, np.nan, 4.0], np.float32)
     for found, share in ((one, 0), (np.float32([3, np.inf, -np.inf, np.nan, 4.5]), 0.1), (np.float32([3, 1, -np.inf, np.nan, 4]), np.inf)):
