@@ -80,6 +80,7 @@ def test_what_a_file_needs(program, tmp_path):
     text = doctor(tmp_path / "model.onnx").stdout
     assert "3 of its" in text
     assert "onnx.reference alone" in " ".join(text.split())
+    assert "exported with portable=True" in " ".join(text.split())
 
 
 @pytest.mark.parametrize("text", ["[" * 5000 + "]" * 5000, '{"$callable": ["x"]}', "9" * 10_000], ids=["deep", "no name", "a number"])
@@ -114,7 +115,7 @@ def test_a_file_with_gradients(program, tmp_path):
 def test_a_plain_file(tmp_path):
     exporter.export(nn.Linear(3, 3), (torch.randn(2, 3),), dynamo=False).save(tmp_path / "model.onnx")
     result = doctor(tmp_path / "model.onnx")
-    assert "any runtime of ONNX runs it" in result.stdout
+    assert "any runtime of ONNX runs it" in result.stdout and "portable" not in result.stdout
     assert json.loads(doctor(tmp_path / "model.onnx", "--json").stdout)["runs_anywhere"]
 
 
