@@ -67,7 +67,9 @@ def _open_axes(case: Case, model: ir.Model) -> dict[int, dict[int, tuple[ir.Symb
     """The id of a tensor -> axis -> what the file calls its size, and the example's."""
     named = named_tensors(case.model, case.args, case.kwargs or {})
     inputs = {str(value.name): value for value in model.graph.inputs}
-    if not inputs.keys() <= named.keys():
+    if named.keys() <= inputs.keys():  # a file with gradients has more inputs: those of its outputs
+        inputs = {name: inputs[name] for name in named}
+    elif not inputs.keys() <= named.keys():
         if len(inputs) != len(named):
             return {}
         named = dict(zip(inputs, named.values(), strict=True))

@@ -86,6 +86,14 @@ def test_sizes_that_are_declared_apart_are_apart():
     assert all(bool((case.args[2].diff() >= 0).all()) for _, case in other_sizes(Case(_Two(), args), program.model))
 
 
+def test_a_file_with_gradients_is_tried_at_other_sizes():
+    """It has more inputs than forward: those for the gradients of its outputs."""
+    args = (torch.randn(3, 4),)
+    program = exporter.export(nn.Tanh(), args, dynamic_shapes=({0: torch.export.Dim("n")},))
+    about, case = next(other_sizes(Case(nn.Tanh(), args), exporter.build_gradient_graph(program)))
+    assert (about, case.args[0].shape) == ("n=4", (4, 4))
+
+
 def elsewhere(model, args, **options):
     report = exporter.verify(model, args, steps=1, **options)
     return report, {row.kind: row for row in report.rows if row.kind in ELSEWHERE}
