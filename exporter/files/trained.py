@@ -22,12 +22,16 @@ from symbolics.node.names import OUTPUTS_KEY, STATE_KEY
 from symbolics.node.result import count_tensors
 from symbolics.text import reason, shown
 
-__all__ = ["EVALUATION", "EVALUATION_LOSS", "INITIAL", "MANIFEST", "TRAINING", "average_of", "saved_bytes", "trained"]
+__all__ = [
+    "EVALUATION", "EVALUATION_LOSS", "EVALUATION_PLAIN", "INITIAL", "MANIFEST", "TRAINING", "average_of", "listed", "saved_bytes", "trained"
+]  # fmt: skip
 
 #: The files of a folder of artifacts.
 TRAINING, EVALUATION, INITIAL, MANIFEST = "training.onnx", "eval.onnx", "initial.onnx", "manifest.json"
 #: The evaluation once more, with targets and loss.
 EVALUATION_LOSS = "eval_loss.onnx"
+#: The evaluation as it is for every runtime, where the others are written for one provider.
+EVALUATION_PLAIN = "eval_plain.onnx"
 
 #: The longest line of names that a saved state may have.
 _LONGEST = 1 << 26
@@ -39,6 +43,21 @@ _TYPES = frozenset(
 def average_of(parameter: str) -> str:
     """The input of a step that holds the moving average of a parameter, by the input that holds the parameter."""
     return f"state.{parameter.partition('.')[2]}.ema"
+
+
+def listed(folder: Path, name: str) -> Path | None:
+    """A file of a folder that not every folder has, where the manifest lists it: another training may have left one of this name.
+
+    Raises:
+        FormatError: The manifest cannot be read.
+    """
+    try:
+        files = json.loads((folder / MANIFEST).read_bytes())["files"]
+        return folder / name if name in files.values() else None
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise FormatError(f"{folder / MANIFEST} is no manifest of a training: {reason(error)}") from error
 
 
 @short
@@ -66,7 +85,7 @@ def trained(folder: str | os.PathLike[str], saved: bytes | str | os.PathLike[str
     layout = step_of(open_model(path / TRAINING, data=False))
     if layout is None:
         raise FormatError(f"{shown(str(path / TRAINING))} is no training step: write_artifacts and `pythonop step --artifacts` write one")
-    model = open_model(path / EVALUATION)
+    model = open_model(listed(path, EVALUATION_PLAIN) or path / EVALUATION)
     values = _values(saved)
     keys = _keys(layout)
     entries = read_state(model.metadata_props) or {}
@@ -113,6 +132,8 @@ def _fill(graph: ir.Graph, value: ir.Value, key: str, array: np.ndarray | None, 
     shape = None if value.shape is None else [dim if isinstance(dim, int) else None for dim in value.shape]
     if array is None:
         raise ArgumentError(f"the state has no {shown(source)}, which the evaluation reads: it is that of another model")
+    if array.dtype == np.int32 and dtype_of(value) is ir.DataType.INT64:  # of a step that was written for a provider without int64
+        array = array.astype(np.int64)
     if array.dtype != dtype_of(value).numpy() or shape is None or list(array.shape) != shape:
         raise ArgumentError(
             f"{shown(source)} of the state has the type {array.dtype} and the shape {list(array.shape)}, and the evaluation takes {dtype_of(value).numpy()} {shape}: "

@@ -19,7 +19,7 @@ import torch
 from exporter.errors import short
 from exporter.files.program import Program, save_models
 from exporter.files.save import writable
-from exporter.files.trained import EVALUATION, EVALUATION_LOSS, INITIAL, MANIFEST, TRAINING
+from exporter.files.trained import EVALUATION, EVALUATION_LOSS, EVALUATION_PLAIN, INITIAL, MANIFEST, TRAINING
 from exporter.gradient_graph.partition import extract, forward_part
 from exporter.runtime.provider_forms import write_file
 from exporter.training.carried import LOSS
@@ -122,7 +122,8 @@ def write_artifacts(
 
     The files are ``training.onnx`` (the step), ``eval.onnx`` (the model's outputs in eval mode), ``initial.onnx`` (the initial
     state) and ``manifest.json`` (names, shapes and dtypes). If the evaluation was exported with its loss, there is
-    ``eval_loss.onnx`` as well, which takes the targets and returns the loss beside the outputs. `Trainer.load` opens the
+    ``eval_loss.onnx`` as well, which takes the targets and returns the loss beside the outputs. With ``provider`` there is
+    ``eval_plain.onnx``, the evaluation for every runtime, which `trained` fills. `Trainer.load` opens the
     folder. docs/training-elsewhere.md has the trainers in other languages.
 
     Args:
@@ -149,6 +150,7 @@ def write_artifacts(
     paths = places(path)
     forward = with_state_inputs(evaluation.model, step.layout)
     plain = without_loss(forward, step.layout)
+    anywhere = None if provider is None else (plain or forward).clone()
     if provider is not None:
         for model in filter(None, (forward, plain)):
             write_file(provider, model)
@@ -157,6 +159,9 @@ def write_artifacts(
         models = list(zip([step.model, plain or forward, step.initial_model], paths, strict=False))
         if plain is not None:
             models.append((forward, paths[4]))
+        if anywhere is not None:
+            manifest["files"]["eval_plain"] = EVALUATION_PLAIN
+            models.append((anywhere, paths[5]))
         text = json.dumps(manifest, indent=1) + "\n"
         save_models(models, external_data=external_data, texts=[(text, paths[3])], check=check)
     if manifest["python"]:
@@ -168,7 +173,7 @@ def write_artifacts(
 
 
 def places(folder: Path, error: type[Exception] = ExportError, keep: Iterable[Path] = ()) -> list[Path]:
-    """The paths of the artifacts, in the order training, evaluation, initial state, manifest, evaluation with loss.
+    """The paths of the artifacts: training, evaluation, initial state, manifest, evaluation with loss, evaluation for every runtime.
 
     Args:
         folder: Where they go; it may be missing.
@@ -177,7 +182,7 @@ def places(folder: Path, error: type[Exception] = ExportError, keep: Iterable[Pa
     Raises:
         error: One cannot be written there.
     """
-    paths = [folder / name for name in (TRAINING, EVALUATION, INITIAL, MANIFEST, EVALUATION_LOSS)]
+    paths = [folder / name for name in (TRAINING, EVALUATION, INITIAL, MANIFEST, EVALUATION_LOSS, EVALUATION_PLAIN)]
     if folder.is_dir():
         for path in paths:
             writable(path, error, keep=keep)
@@ -249,7 +254,8 @@ def _manifest(step: TrainingStep, layout: StepLayout, forward: ir.Model, with_lo
     """What the files are, for programs; see docs/training-elsewhere.md."""
     inputs = {name_of(value): value for value in step.model.graph.inputs}
     next_of = {name: output for output, name in layout.carried.items()}
-    kinds = {**dict.fromkeys(layout.parameters.values(), "parameter"), **dict.fromkeys(layout.buffers.values(), "buffer")}
+    held = {**dict.fromkeys(layout.parameters.values(), "parameter"), **dict.fromkeys(layout.buffers.values(), "buffer")}
+    kinds = {**held, **dict.fromkeys(layout.seeds, "seed")}
     return {
         "format": _VERSION,
         "files": {"training": TRAINING, "eval": EVALUATION, "initial": INITIAL, **({"eval_loss": EVALUATION_LOSS} if with_loss else {})},
@@ -257,14 +263,14 @@ def _manifest(step: TrainingStep, layout: StepLayout, forward: ir.Model, with_lo
         "targets": [_described(inputs[name]) for name in layout.targets],
         "loss": layout.loss,
         "eval": {
-            "inputs": [_described(value) for value in forward.graph.inputs if value.name not in kinds],
-            "state": [value.name for value in forward.graph.inputs if value.name in kinds],
+            "inputs": [_described(value) for value in forward.graph.inputs if value.name not in held],
+            "state": [value.name for value in forward.graph.inputs if value.name in held],
             "outputs": [_described(value) for value in forward.graph.outputs],
         },
         "state": [
             {
                 "name": name, "next": next_of[name], "dtype": array.dtype.name, "shape": list(array.shape),
-                "kind": kinds.get(name, "optimizer" if name.startswith("state.") else "seed"),
+                "kind": kinds.get(name, "optimizer"),
             }
             for name, array in step.initial.items() if name in next_of
         ],

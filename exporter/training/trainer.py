@@ -19,7 +19,7 @@ from exporter.errors import short
 from exporter.files.program import Program
 from exporter.files.read import open_model
 from exporter.files.save import saving
-from exporter.files.trained import EVALUATION, EVALUATION_LOSS, INITIAL, MANIFEST, TRAINING, average_of, saved_bytes
+from exporter.files.trained import EVALUATION, EVALUATION_LOSS, INITIAL, TRAINING, average_of, listed, saved_bytes
 from exporter.runtime.accelerate import Update
 from exporter.runtime.changed import say_changed
 from exporter.runtime.session import open_session, step_sessions
@@ -129,7 +129,7 @@ class Trainer:
             raise FormatError(f"{shown(str(path))} cannot be read: {reason(error)}") from error
         evaluations: tuple[Path | None, Path | None]
         if is_folder:
-            step, first, evaluations = path / TRAINING, path / INITIAL, (path / EVALUATION, _with_loss(path))
+            step, first, evaluations = path / TRAINING, path / INITIAL, (path / EVALUATION, listed(path, EVALUATION_LOSS))
         else:
             step, first, evaluations = path, path.parent / f"{path.stem}.init.onnx", (None, None)
         layout = step_of(open_model(step, data=False))
@@ -169,7 +169,7 @@ class Trainer:
             self._main = Runner(open_session(step, allowed, **how), _CPU, after_torch=True)
         self._check(layout)
         self._needed = [name for name in self._main.inputs if name not in initial]
-        carried = set(layout.carried.values())
+        carried = set(layout.carried.values()).difference(layout.seeds)
         self._known = {*self._needed, *(name for name in initial if name not in carried)}
         plain, self._with_loss = evaluations
         self._evaluation = None if plain is None else Runner(open_session(plain, allow, providers=how["providers"]), _CPU)
@@ -225,7 +225,8 @@ class Trainer:
 
         Args:
             batch: A tensor, array or number for each input, by name: the model's arguments and the targets. It may also have
-                ``learning_rate`` and ``weight_decay`` (``learning_rate_1``, ... of further groups), for this step only.
+                ``learning_rate`` and ``weight_decay`` (``learning_rate_1``, ... of further groups), for this step only; and, where
+                the model drops out, ``seed``: a whole number that masks come from in this step, and counted up in those after it.
 
         Returns:
             The loss before the step, a number.
@@ -398,17 +399,6 @@ class Trainer:
             for name, value in self._state.items()
         ]
         return (json.dumps(described, ensure_ascii=False, separators=(",", ":")) + "\n").encode()
-
-
-def _with_loss(folder: Path) -> Path | None:
-    """The evaluation with its loss, where the manifest of a folder has one: another training may have left a file of this name."""
-    try:
-        files = json.loads((folder / MANIFEST).read_bytes())["files"]
-        return folder / EVALUATION_LOSS if files.get("eval_loss") == EVALUATION_LOSS else None
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise FormatError(f"{folder / MANIFEST} is no manifest of a training: {reason(error)}") from error
 
 
 @contextlib.contextmanager

@@ -181,6 +181,12 @@ class StepLayout:
     optimizer: str
     hyperparameters: tuple[dict[str, Any], ...]
 
+    @property
+    def seeds(self) -> list[str]:
+        """The inputs that masks of dropout come from. A step counts them up, and they are no state of model or optimizer."""
+        held = {*self.parameters.values(), *self.buffers.values()}
+        return [name for name in self.carried.values() if name not in held and not name.startswith("state.")]
+
 
 def check_version(metadata: Mapping[str, str]) -> int | None:
     """The format version of a file, None for a file that is not ours.

@@ -303,3 +303,52 @@ def test_buffers_that_forward_changes_in_eval_mode_too(dynamo, reads, ema, tmp_p
     for key, value in loaded.state_dict().items():
         torch.testing.assert_close(value, state[key], msg=key, rtol=0, atol=0)
     exporter.load(tmp_path / "art" / "eval.onnx")
+
+
+class _Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return torch.round(x * 8) / 8
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 0.5
+
+
+class _Ids(nn.Module):
+    """Integers in, a portable Function, a count in a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.last = nn.Embedding(10, 6), nn.Linear(6, 3)
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, ids):
+        if self.training:
+            self.count += 1
+        return self.last(_Rounded.apply(self.table(ids).mean(1))) + self.count
+
+
+@both
+def test_a_step_for_webgpu_ends_in_a_model_for_every_runtime(dynamo, tmp_path):
+    """Functions become their nodes there, and int64 becomes int32: what is trained has both again, so that it can be trained on."""
+    ids, labels = torch.randint(0, 10, (8, 5)), torch.randint(0, 3, (8,))
+    model, folder = _Ids(), tmp_path / "art"
+    how = {"portable": True, "dynamo": dynamo}
+    step = export_training_step(model, (ids,), loss=F.cross_entropy, targets=(labels,), optimizer="adamw", **how)
+    write_artifacts(step, export_evaluation(model, (ids,), **how), folder, provider="webgpu")
+    trainer = exporter.Trainer.load(folder)
+    names = (*trainer.layout.inputs, *trainer.layout.targets)
+    for _ in range(3):
+        trainer.step(dict(zip(names, (ids.int(), labels.int()), strict=True)))
+    loaded = exporter.load(exporter.trained(folder, trainer.save()))
+    model.load_state_dict(trainer.state_dict(), strict=False)
+    expected = model.eval()(ids)
+    torch.testing.assert_close(loaded(ids), expected, rtol=1e-5, atol=1e-6)
+    wanted = torch.autograd.grad(expected.square().sum(), list(model.parameters()))
+    found = torch.autograd.grad(loaded(ids).square().sum(), [loaded.get_parameter(name) for name, _ in model.named_parameters()])
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    (folder / "manifest.json").write_text("[]")
+    with pytest.raises(FormatError, match="is no manifest of a training"):
+        exporter.trained(folder, trainer.save())

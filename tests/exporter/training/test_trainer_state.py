@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 
 import numpy as np
@@ -115,6 +116,18 @@ def test_a_fresh_process_goes_on_to_the_same_bits(tmp_path):
     assert json.loads(told.stdout) == losses
     assert (tmp_path / "whole.state").read_bytes() == trainer.save()
     assert trainer.steps == 5
+
+
+def test_a_seed_of_ones_own():
+    """Given with one batch, it is where masks come from, then and from there on."""
+    batches = batches_of(4, torch.float32)
+    step = step_of(_Dropping().train(), batches[0], dynamo=False)
+    given, set_before = exporter.Trainer(step), dataclasses.replace(step, initial={**step.initial, "seed": np.array(1234)})
+    losses = [given.step({"x": x, "target": y, **({"seed": 1234} if at == 0 else {})}) for at, (x, y) in enumerate(batches)]
+    assert losses == _fed(exporter.Trainer(set_before), batches)
+    assert losses != _fed(exporter.Trainer(step), batches)
+    with pytest.raises(ArgumentError, match="the input 'seed' takes a tensor of torch.int64"):
+        given.step({"x": batches[0][0], "target": batches[0][1], "seed": 0.5})
 
 
 def test_a_file_of_state_that_is_none(tmp_path):
