@@ -16,7 +16,7 @@ const fits = (a, b) => a && b && a.type === b.type && `${a.dims}` === `${b.dims}
 // A manifest comes with its files: what it names lies beside it, and every tensor that carries a value from step to step is told of.
 function check(source, { format, python, files, state, loss, targets }) {
   if (format !== 1) throw new Error(`${source}: manifest.json has format ${format}, this module reads format 1`);
-  if (python.length) throw new Error(`${source} needs Python for ${python.join(", ")}: export with --portable`);
+  if (python.length) throw new Error(`${source} needs Python for ${python.join(", ")}: export with --portable; --portable-only says what cannot be`);
   for (const file of [files.training, files.eval, files.initial, ...(files.eval_loss ? [files.eval_loss] : [])])
     if (typeof file !== "string" || !/^[^/\\:?#%]+$/.test(file) || /^\.\.?$/.test(file))
       throw new Error(`${source}: manifest.json names the file ${JSON.stringify(file)}, which is not beside it`);

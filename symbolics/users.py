@@ -10,7 +10,10 @@ from types import FrameType
 
 from symbolics.errors import PythonopWarning
 
-__all__ = ["is_users", "users_frame", "warn"]
+__all__ = ["TOOK", "is_users", "users_frame", "warn"]
+
+#: What each warning says of a value that a trace keeps as it was at the example.
+TOOK = "takes the value of a tensor out of torch"
 
 #: Whose code is nobody's model, beside the standard library's.
 _INNER = ("exporter", "symbolics", "torch", "functorch", "onnx", "onnx_ir", "onnxscript", "onnxruntime")

@@ -27,6 +27,7 @@ from exporter.commands.hints import instead_of_a_name, instead_of_a_target, no_s
 from symbolics.errors import ExportError, Faq, PythonopError, PythonopWarning
 from symbolics.node.patterns import listed
 from symbolics.text import causes, clean, headline, message
+from symbolics.users import TOOK
 
 __all__ = [
     "Failure",
@@ -177,14 +178,14 @@ class Failure(click.ClickException):
 def reported(context: click.Context) -> Iterator[None]:
     """Our errors become messages; warnings of ours become lines on stderr, each once: a command may export twice.
 
-    Warnings of other packages are a number at the end, or lines with -v.
+    So does what a trace keeps of the example's values. Other warnings of other packages are a number at the end, or lines with -v.
     """
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     told: set[str] = set()
     foreign: set[str] = set()
 
     def show_ours(message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
-        if not issubclass(category, PythonopWarning):
+        if not issubclass(category, PythonopWarning) and TOOK not in str(message):
             foreign.add(str(message))
             if loud() > 0:
                 console.print(Text(f"{clean(filename)}:{lineno}: {category.__name__}: {clean(str(message), 2000)}", "dim"))

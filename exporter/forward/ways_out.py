@@ -16,9 +16,9 @@ import torch
 from exporter.forward.failures import TorchExporterError
 from exporter.forward.session import Hook, check_place, write
 from symbolics.capture.checks import is_a_check
-from symbolics.capture.taken_values import TOOK
 from symbolics.errors import ArgumentError
 from symbolics.text import clean
+from symbolics.users import TOOK
 
 __all__ = ["Failed", "or_a_way_out", "said_once", "taken_for_constants"]
 

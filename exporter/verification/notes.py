@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 import torch
 
+from exporter.forward.ways_out import taken_for_constants
 from exporter.runtime.changed import named
 from exporter.verification.compare import FACTOR, FEW, ROUGH, tolerance_of
 from exporter.verification.rows import ELSEWHERE, ZEROS, Row
@@ -27,6 +29,7 @@ __all__ = [
     "note_on_changes",
     "note_on_constants",
     "note_on_kept_code",
+    "note_on_kept_values",
     "note_on_no_departure",
     "note_on_outputs",
     "note_on_zeros",
@@ -34,10 +37,10 @@ __all__ = [
 ]
 
 #: The headings of what counts also where nothing differs.
-CHANGED, OUTPUTS_ALONE, NO_GRADIENT = "Changed since the export", "Outputs alone", "Zeros for None"
+CHANGED, OUTPUTS_ALONE, NO_GRADIENT, KEPT = "Changed since the export", "Outputs alone", "Zeros for None", "Values of the example"
 #: Of outputs that cannot be compared.
 OTHER_OUTPUTS = "Other outputs"
-ALWAYS = frozenset((CHANGED, OUTPUTS_ALONE, NO_GRADIENT))
+ALWAYS = frozenset((CHANGED, OUTPUTS_ALONE, NO_GRADIENT, KEPT))
 
 #: Operators at whose result one rounding may choose: the largest of several, the nearest of two, a side of a bound.
 _CHOOSING = frozenset(
@@ -93,6 +96,20 @@ def note_on_constants(rows: Sequence[Row]) -> Iterator[Note]:
             "Right at the example alone",
             "The export took for a constant what forward computes from its input: NumPy, .item(), float() or tolist() of a tensor, an `if` on a tensor's values, a "
             "size as a number. Write it in operators of torch, put it into an autograd Function, which stays Python in the file.",
+        )
+
+
+def note_on_kept_values(said: Sequence[warnings.WarningMessage]) -> Iterator[Note]:
+    """What a comparison cannot tell: other inputs are tried, but not others of the weights.
+
+    Args:
+        said: The warnings of the export.
+    """
+    if (kept := taken_for_constants(said)) is not None:
+        yield Note(
+            KEPT,
+            f"{kept[0]} takes the value of a tensor out of torch. The file holds what follows from that value at the example and with these weights: the number "
+            "of passes of a `while`, one side of an `if`, a number. Other inputs were compared, other weights were not. Way out: an autograd Function, or opaque=.",
         )
 
 

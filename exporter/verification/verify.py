@@ -39,6 +39,7 @@ from exporter.verification.notes import (
     note_on_changes,
     note_on_constants,
     note_on_kept_code,
+    note_on_kept_values,
     note_on_no_departure,
     note_on_outputs,
     note_on_zeros,
@@ -54,6 +55,7 @@ from symbolics.graph.values import function_of, is_python_op, name_of
 from symbolics.graph.walk import walk
 from symbolics.node.metadata import results_of
 from symbolics.node.names import MARK_COUNT_KEY
+from symbolics.users import TOOK
 
 __all__ = ["verify"]
 
@@ -168,15 +170,20 @@ def _compared(
         raise
     except Exception as error:
         raise eager_failure(error, "a backward() from the outputs of model(*args)" if in_backward(error) else "model(*args)") from error
-    random = draws(case, eager)
+    random, said = draws(case, eager), list[warnings.WarningMessage]()
     seconds: dict[str, float] = {}
     if file is None:
         _log.info("exporting %s", type(case.model).__name__)
         begin = time.perf_counter()
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".* cannot be opened by another process", PythonopWarning)  # here that is an error
-            copied = copy_of(case.model)
-            program = export(copied, case.args, case.kwargs, **{**options, **entries_of_copy(case, copied)})
+        try:
+            with warnings.catch_warnings(record=True) as said:
+                warnings.filterwarnings("ignore", ".* cannot be opened by another process", PythonopWarning)  # here that is an error
+                warnings.filterwarnings("always", f".*{TOOK}")
+                copied = copy_of(case.model)
+                program = export(copied, case.args, case.kwargs, **{**options, **entries_of_copy(case, copied)})
+        finally:
+            for each in said:
+                warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
         seconds["export"] = time.perf_counter() - begin
     else:
         program = Program(open_existing(file))
@@ -214,6 +221,7 @@ def _compared(
         *other_outputs,
         *note_on_weights(weights, program.model, str(file) if is_there else "model.onnx"),
         *note_on_changes(run.changed),
+        *(note_on_kept_values(said) if all(row.ok for row in rows) else ()),
     ]
     if file is not None:
         notes += note_on_values(program.model, allowed)

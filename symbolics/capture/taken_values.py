@@ -14,12 +14,9 @@ import torch
 from symbolics import torch_private as private
 from symbolics.capture.trace.sizes import is_traced_size
 from symbolics.text import clean
-from symbolics.users import users_frame
+from symbolics.users import TOOK, users_frame
 
-__all__ = ["TAKING", "TOOK", "take"]
-
-#: What the warning of each says.
-TOOK = "takes the value of a tensor out of torch"
+__all__ = ["TAKING", "take"]
 
 #: What gives the memory of a tensor to whoever asks.
 _MEMORY = {

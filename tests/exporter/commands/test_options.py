@@ -98,6 +98,15 @@ def test_verify_with_inputs(run):
 # ------------------------------------------------------------------------------------------------------------- -q, -v
 
 
+class Taken(torch.nn.Module):
+    def forward(self, x):
+        return x * x.detach().abs().max().item()
+
+
+def takes():
+    return Taken(), (torch.randn(2, 3),)
+
+
 def warns():
     warnings.warn("of another package", UserWarning, stacklevel=1)
     warnings.warn("of another package, too", DeprecationWarning, stacklevel=1)
@@ -123,6 +132,12 @@ def test_warnings_of_others_are_a_number(run, path):
     loud = run("export", f"{HERE}:warns", "-o", path, "-v")
     assert "of another package, too" in loud.stderr
     assert "-v shows" not in loud.stderr
+
+
+@pytest.mark.usefixtures("_all_warnings")
+def test_values_that_a_trace_keeps_are_said(run, path):
+    result = run("export", f"{HERE}:takes", "-o", path, "--no-dynamo")
+    assert result.exit_code == 0 and "warning: .item() takes the value of a tensor out of torch at test_options.py:" in result.stderr
 
 
 def test_verbose_says_the_stages(run, path):

@@ -136,7 +136,24 @@ class TestVerify:
                 assert float(x.abs().max()) < 100
                 return super().forward(x)
 
-        assert elsewhere(Checks(3, 2), (torch.randn(4, 3),), dynamo=False)[0].ok
+        report = elsewhere(Checks(3, 2), (torch.randn(4, 3),), dynamo=False)[0]
+        assert report.ok and not report.notes
+
+    def test_a_loop_that_only_other_weights_make_longer(self):
+        """No input that is tried tells, so a note does."""
+
+        class Solver(nn.Linear):
+            def forward(self, x):
+                z, passes = torch.zeros_like(x), 0
+                while passes < 2 or self.weight.detach().abs().sum() > 1e6:
+                    z, passes = torch.tanh(super().forward(z) + x), passes + 1
+                return z
+
+        with pytest.warns(torch.jit.TracerWarning, match="takes the value of a tensor out of torch"):
+            report, _ = elsewhere(Solver(3, 3), (torch.randn(4, 3),), dynamo=False)
+        (note,) = report.notes
+        assert report.ok and note.title == "Values of the example"
+        assert "test_other_inputs.py:" in note.text and "other weights were not" in note.text
 
     def test_eager_fails_on_what_was_made_up(self, dynamo):
         class Picky(nn.Linear):
