@@ -8,14 +8,15 @@ number of the pass goes in, too: a mask is a function of these numbers alone, so
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
 import torch
 
-from exporter.train_mode.masks import DIGITS, LANES, WIDTH, bits, first_keys, kept_by, keys, keys_of_pass, table, units
+from exporter.train_mode.draws import DRAWS, draws_without_a_seed, random_numbers
+from exporter.train_mode.generator import Generator
+from exporter.train_mode.masks import kept_by
 from symbolics.errors import UnsupportedOperatorError
 from symbolics.graph.copies import replace
 from symbolics.graph.emitter import Emitter
@@ -36,30 +37,40 @@ _I64, _F32 = ir.DataType.INT64, ir.DataType.FLOAT
 _Counter = Callable[[Scope], ir.Value | None]
 
 
-def seed_dropout(model: ir.Model) -> str | None:
+def seed_dropout(model: ir.Model, *, others: bool = False) -> str | None:
     """Compute the masks of all Dropout nodes from an input, in place; inside Loop and Scan each pass has masks of its own.
 
+    Args:
+        model: The model.
+        others: Whether to draw its other random numbers from that input, too: normal and uniform ones.
+
     Returns:
-        The name of the input, None where there is no Dropout in training mode (nothing has changed then).
+        The name of the input, None where nothing is drawn so (nothing has changed then).
 
     Raises:
         UnsupportedOperatorError: A Dropout is in a body whose passes have no numbers (SequenceMap), or its ratio is computed.
     """
     graph = model.graph
-    found = list(_dropouts(graph, ()))
-    if not found:
+    found = list(_nodes_that(_drops, graph, ()))
+    rest = list(_nodes_that(draws_without_a_seed, graph, ())) if others else []
+    if not found and not rest:
         return None
     taken = {value.name for node in graph for value in node.outputs} | {v.name for v in graph.inputs} | set(graph.initializers)
     name = next(n for n in (SEED, *(f"{SEED}_{i}" for i in range(1, len(taken) + 2))) if n not in taken)
     seed = ir.Value(name=name, type=ir.TensorType(_I64), shape=ir.Shape([]))
     graph.inputs.append(seed)
     scope = Scope(f"{name}/", lambda value: False)
-    generator = _Generator(scope, seed, len(found))
-    for number, (node, counters) in enumerate(found):
+    generator, number = Generator(scope, seed, len(found) + DRAWS * len(rest)), 0
+    for node, counters in (*found, *rest):
         op = Emitter(scope)
         passes = [value for counter in counters if (value := counter(scope)) is not None]
-        kept, dropped = generator.masked(op, node, passes, number)
-        replace(scope, node, op.nodes, [dropped, kept])
+        if node.op_type == "Dropout":
+            kept, dropped = _masked(generator, op, node, passes, number)
+            replace(scope, node, op.nodes, [dropped, kept])
+            number += 1
+        else:
+            replace(scope, node, op.nodes, [random_numbers(generator, op, node, passes, number)])
+            number += DRAWS
     graph.insert_before(graph[0], generator.op.nodes)
     scope.register(graph)
     return name
@@ -67,16 +78,22 @@ def seed_dropout(model: ir.Model) -> str | None:
 
 def dropouts(model: ir.Model) -> list[ir.Node]:
     """The Dropout nodes that drop, those of bodies included: a node's place is the number that goes into its mask."""
-    return [node for node, _ in _dropouts(model.graph, ())]
+    return [node for node, _ in _nodes_that(_drops, model.graph, ())]
 
 
-def _dropouts(graph: ir.Graph, counters: tuple[_Counter, ...]) -> Iterator[tuple[ir.Node, tuple[_Counter, ...]]]:
-    """Dropout nodes that drop, those of bodies included, each with the counters of the bodies around it."""
+def _drops(node: ir.Node) -> bool:
+    return node.op_type == "Dropout" and trains(node)
+
+
+def _nodes_that(
+    draw: Callable[[ir.Node], bool], graph: ir.Graph, counters: tuple[_Counter, ...]
+) -> Iterator[tuple[ir.Node, tuple[_Counter, ...]]]:
+    """Nodes that draw, those of bodies included, each with the counters of the bodies around it."""
     for node in graph:
-        if node.op_type == "Dropout" and trains(node):
+        if draw(node):
             yield node, counters
         for body in subgraphs(node):
-            yield from _dropouts(body, (*counters, functools.cache(functools.partial(_number_of_pass, node, body))))
+            yield from _nodes_that(draw, body, (*counters, functools.cache(functools.partial(_number_of_pass, node, body))))
 
 
 def _number_of_pass(node: ir.Node, body: ir.Graph, scope: Scope) -> ir.Value | None:
@@ -87,7 +104,7 @@ def _number_of_pass(node: ir.Node, body: ir.Graph, scope: Scope) -> ir.Value | N
         return body.inputs[0]
     if node.op_type != "Scan":
         raise UnsupportedOperatorError(
-            f"{node.op_type} {node.name!r} has a Dropout in its body, whose masks cannot be drawn from a seed: the passes have no numbers. "
+            f"{node.op_type} {node.name!r} has a Dropout in its body, or random numbers, which cannot be drawn from a seed: the passes have no numbers. "
             "Export the model with dropout 0, or as a loop"
         )
     states = len(node.inputs) - attr(node, "num_scan_inputs")
@@ -117,77 +134,24 @@ def _insert_state(node: ir.Node, place: int, value: ir.Value, name: str) -> None
     counted.name, counted.type, counted.shape = name, value.type, value.shape
 
 
-class _Generator:
-    """Writes the masks of a graph. What all of them share stands in front of the graph.
-
-    Attributes:
-        op: Has the nodes for the front of the graph.
-    """
-
-    def __init__(self, scope: Scope, seed: ir.Value, count: int) -> None:
-        self.op = op = Emitter(scope)
-        first = op.constant(first_keys(count), _F32)
-        self._keys = _split(op, keys(op, first, _digits(op, seed, DIGITS)), count)
-        self._tables: dict[tuple[int, int], tuple[ir.Value, list[ir.Value]]] = {}
-
-    def masked(self, op: Emitter, node: ir.Node, passes: Sequence[ir.Value], number: int) -> tuple[ir.Value, ir.Value]:
-        """The mask of a Dropout, as `dropout_mask` computes it, and what the Dropout gives."""
-        x, p = node.inputs[0], ratio_of(node)
-        assert x is not None
-        key = self._keys[number]
-        for count in passes:
-            key = keys_of_pass(op, key, _digits(op, count, DIGITS[:2]))
-        size = None if (dims := static_shape(x)) is None else math.prod(dims)
-        if size is None:
-            rows, columns = _numbers(op, op.Div(op.Add(op.Size(x), WIDTH - 1), WIDTH))
-        else:
-            grid = max(-(-size // WIDTH), 1), min(size, WIDTH)
-            if grid not in self._tables:
-                self._tables[grid] = _numbers(self.op, *grid)
-            rows, columns = self._tables[grid]
-        keyed = op.Add(rows, op.Reshape(key, [LANES, 1, 1]))
-        drawn = bits(op, _lanes(op, keyed), columns)
-        if size is None or (size > WIDTH and size % WIDTH):
-            drawn = op.Slice(op.Reshape(drawn, [-1]), [0], op.Reshape(op.Size(x), [1]) if size is None else [size])
-        kept = op.GreaterOrEqual(drawn, op.constant(p, _F32))
-        producer = kept.producer()
-        assert producer is not None
-        producer.metadata_props[DRAWN_PROPERTY] = "dropout"
-        shape, zeros = (op.Shape(x), 1) if dims is None else (list(dims), 1 if 0 in dims else None)  # a 0 in it is no axis to copy
-        kept = op.Reshape(kept, shape, allowzero=zeros)
-        scale = op.number(0.0 if p >= 1 else 1 / (1 - p), x)
-        if x.dtype is None:  # a body of another exporter need not say the types of its values
-            factor, scale = op.CastLike(kept, x), op.CastLike(scale, x)
-        else:
-            factor = op.Cast(kept, to=x.dtype)
-        thinned = op.Mul(x, factor)
-        kept.shape = factor.shape = thinned.shape = x.shape
-        return kept, op.Mul(thinned, scale)
-
-
-def _digits(op: Emitter, number: ir.Value, digits: Sequence[int]) -> list[ir.Value]:
-    """The digits of an int64 scalar, as `exporter.train_mode.masks` counts them."""
-    found = op.Cast(op.BitwiseAnd(number, list(digits)), to=_F32)
-    return _split(op, op.Mul(found, units(digits)), len(digits))
-
-
-def _numbers(op: Emitter, rows: ir.Value | int, columns: int = WIDTH) -> tuple[ir.Value, list[ir.Value]]:
-    """The numbers of so many rows, of shape [4, rows, 1], and of columns, each of shape [1, columns]."""
-    limit = op.constant(rows + WIDTH, _F32) if isinstance(rows, int) else op.Cast(op.Add(rows, WIDTH), to=_F32)
-    found = table(op, op.Unsqueeze(op.Range(op.constant(0, _F32), limit, op.constant(1, _F32)), [0]))
-    across = op.Slice(found, [0], [columns], [1])
-    down = op.Slice(found, [WIDTH], [2**31 - 1], [1])
-    return op.Unsqueeze(down, [2]), _lanes(op, op.Unsqueeze(across, [1]))
-
-
-def _lanes(op: Emitter, numbers: ir.Value) -> list[ir.Value]:
-    """The four parts of a tensor along its first axis, without it."""
-    return [op.Squeeze(part, [0]) for part in _split(op, numbers, LANES)]
-
-
-def _split(op: Emitter, value: ir.Value, count: int) -> list[ir.Value]:
-    """The parts of a tensor along its first axis, one element of it each."""
-    return [value] if count == 1 else list(op.Split(value, [1] * count, axis=0, outputs=count))
+def _masked(generator: Generator, op: Emitter, node: ir.Node, passes: Sequence[ir.Value], number: int) -> tuple[ir.Value, ir.Value]:
+    """The mask of a Dropout, as `dropout_mask` computes it, and what the Dropout gives."""
+    x, p = node.inputs[0], ratio_of(node)
+    assert x is not None
+    dims = static_shape(x)
+    kept = op.GreaterOrEqual(generator.draw(op, number, passes, dims, x), op.constant(p, _F32))
+    producer = kept.producer()
+    assert producer is not None
+    producer.metadata_props[DRAWN_PROPERTY] = "dropout"
+    kept = generator.shaped(op, kept, dims, x)
+    scale = op.number(0.0 if p >= 1 else 1 / (1 - p), x)
+    if x.dtype is None:  # a body of another exporter need not say the types of its values
+        factor, scale = op.CastLike(kept, x), op.CastLike(scale, x)
+    else:
+        factor = op.Cast(kept, to=x.dtype)
+    thinned = op.Mul(x, factor)
+    kept.shape = factor.shape = thinned.shape = x.shape
+    return kept, op.Mul(thinned, scale)
 
 
 def ratio_of(node: ir.Node) -> float:

@@ -156,7 +156,7 @@ def export_training_step(
 
     Inputs of the step are the model's arguments and the targets by their names; ``param.<key>`` for each trainable parameter;
     ``buffer.<key>`` for each buffer that forward changes; ``state.*`` of the optimizer; the scalars ``learning_rate`` and
-    ``weight_decay`` (``learning_rate_1``, ... for further groups of parameters); and ``seed`` where the model drops out.
+    ``weight_decay`` (``learning_rate_1``, ... for further groups of parameters); and ``seed`` where the model drops out or draws random numbers.
     Outputs are ``loss``, a scalar; ``gradient_norm`` with ``clip_norm``; what ``output_names`` names; and ``<input>.next``.
     Frozen parameters are constants. Trainable ones that the loss does not depend on stay as they are, as in eager.
 
@@ -242,7 +242,7 @@ def export_training_step(
     if again is None and of_modules(forward):  # boundaries have the types of what they stand behind
         infer_shapes(forward, only_where_missing=True)
     flatten(forward, bounded=again is None)
-    seed = seed_dropout(forward)
+    seed = seed_dropout(forward, others=True)
     statistics = batch_statistics(forward)
     with without_gc():
         training = own_copy(forward)

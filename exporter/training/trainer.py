@@ -226,7 +226,8 @@ class Trainer:
         Args:
             batch: A tensor, array or number for each input, by name: the model's arguments and the targets. It may also have
                 ``learning_rate`` and ``weight_decay`` (``learning_rate_1``, ... of further groups), for this step only; and, where
-                the model drops out, ``seed``: a whole number that masks come from in this step, and counted up in those after it.
+                the model draws, ``seed``: a whole number that dropout's masks and other random numbers come from, in this step and,
+                counted up, in those after it.
 
         Returns:
             The loss before the step, a number.

@@ -183,7 +183,7 @@ class StepLayout:
 
     @property
     def seeds(self) -> list[str]:
-        """The inputs that masks of dropout come from. A step counts them up, and they are no state of model or optimizer."""
+        """The inputs that random numbers come from. A step counts them up, and they are no state of model or optimizer."""
         held = {*self.parameters.values(), *self.buffers.values()}
         return [name for name in self.carried.values() if name not in held and not name.startswith("state.")]
 

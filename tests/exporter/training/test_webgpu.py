@@ -73,6 +73,17 @@ def _gpt():
     return GPT().train(), [tuple(torch.randint(0, 50, (2, 4, 16))) for _ in range(STEPS)], _of_words, {}
 
 
+class _Noisy(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x + 0.1 * torch.randn_like(x)) * torch.rand(())
+
+
+def _noisy():
+    torch.manual_seed(0)
+    batches = [(torch.randn(32, 8), torch.randint(0, 3, (32,))) for _ in range(STEPS)]
+    return _Noisy(nn.Linear(8, 24), nn.Tanh(), nn.Linear(24, 3)).train(), batches, F.cross_entropy, {}
+
+
 @pytest.fixture(scope="module")
 def ask():
     chromium()
@@ -118,7 +129,7 @@ def _trained(ask, step, batches):
 
 
 @pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
-@pytest.mark.parametrize("task", [_mlp, _spiking, _gpt])
+@pytest.mark.parametrize("task", [_mlp, _spiking, _gpt, _noisy])
 def test_a_step_trains_on_webgpu_alone(task, dynamo, ask):
     model, batches, loss, options = task()
     step = exporter.export_training_step(
