@@ -111,7 +111,7 @@ def _shapes(case: exporter.Case, dynamic: tuple[str, ...], targets: bool) -> dic
     open_axes: dict[str, dict[int, str]] = {}
     for text, name, axis, dim in _axes(dynamic):
         if name not in leaves:
-            raise Failure(f"--dynamic {text!r}: there is no input {shown(name)}: there are {', '.join(map(shown, leaves)) or 'none'}")
+            raise Failure(f"--dynamic {text!r}: there is no input {shown(name)}: its inputs are {', '.join(map(shown, leaves)) or 'none'}")
         rank = leaves[name].dim()
         if not -rank <= axis < rank:
             raise Failure(f"--dynamic {text!r}: the example of {name} has the shape {list(leaves[name].shape)}, which has no axis {axis}")

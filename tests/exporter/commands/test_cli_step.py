@@ -105,7 +105,7 @@ def test_says_what_it_wrote(tmp_path):
         (["--clip-value", "-1"], "clip_value is -1.0"),
         (["--ema", "1"], "ema is 1.0"),
         (["--output-name", "loss"], "output_names has 'loss'"),
-        (["--dynamic", "target_1:0=batch"], "there is no input target_1: there are input, target"),
+        (["--dynamic", "target_1:0=batch"], "there is no input target_1: its inputs are input, target"),
         (["--accumulate", "0"], "--accumulate"),
         (["--recompute", "-1"], "neither auto nor a number of bytes"),
         (["--recompute", "all"], "neither auto nor a number of bytes"),
