@@ -14,7 +14,7 @@ from exporter.commands.inputs import input_options, load_case
 from exporter.commands.providers import placement_option
 from exporter.commands.written import Written
 from exporter.files.save import writable
-from exporter.files.trained import EVALUATION_LOSS
+from exporter.files.trained import MANIFEST
 from symbolics.optimizers import OPTIMIZERS
 from symbolics.text import clean
 
@@ -167,7 +167,6 @@ def step(
             evaluation = export_evaluation(case.model, case.args, case.kwargs, **options) if artifacts is not None else None
         program = program if written_for is None else program.written_for(written_for)
         path, initial = files or (folder[0], folder[2])
-        folder = [file for file in folder if evaluation is not None and (file.name != EVALUATION_LOSS or case.loss is not None)]
         layout = program.layout
         assert layout is not None
         models = [(program.model, path), (program.initial_model, initial)]
@@ -179,7 +178,8 @@ def step(
             if output is not None:
                 program.save(output, external_data=external_data or None, check=False)
             if artifacts is not None and evaluation is not None:
-                write_artifacts(program, evaluation, artifacts, provider=written_for, external_data=external_data or None, check=False)
+                made = write_artifacts(program, evaluation, artifacts, provider=written_for, external_data=external_data or None, check=False)
+                folder = [file for file in folder if file.name in (*made["files"].values(), MANIFEST)]
         nodes, step_file = len(list(program.model.graph.all_nodes())), Written.of(path)
         written = {
             **step_file.facts, "initial": str(initial), "nodes": nodes, "inlined": program.inlined,
