@@ -178,7 +178,9 @@ def step(
             if output is not None:
                 program.save(output, external_data=external_data or None, check=False)
             if artifacts is not None and evaluation is not None:
-                made = write_artifacts(program, evaluation, artifacts, provider=written_for, external_data=external_data or None, check=False)
+                made = write_artifacts(
+                    program, evaluation, artifacts, provider=written_for, external_data=external_data or None, check=False
+                )
                 folder = [file for file in folder if file.name in (*made["files"].values(), MANIFEST)]
         nodes, step_file = len(list(program.model.graph.all_nodes())), Written.of(path)
         written = {

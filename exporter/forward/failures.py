@@ -115,7 +115,10 @@ def of_torch(error: Exception, dynamo: bool, others: Iterable[str] = ()) -> Exce
         place = f"{place.rstrip()}; module {clean(path) or '<root>'} ({clean(type(modules[-1]).__name__)})\n"
     operator = stopped_operator(error, [frame for frame, _ in frames])
     change = "change that line" if place else ""
-    for start, instead in ((_DECIDES, "let tensors decide, by torch.where or torch.cond, or put it into an autograd Function"), (_READS, "compute it by operators of torch")):
+    for start, instead in (
+        (_DECIDES, "let tensors decide, by torch.where or torch.cond, or put it into an autograd Function"),
+        (_READS, "compute it by operators of torch"),
+    ):
         if text.startswith(start):
             change = instead
     if operator:

@@ -83,7 +83,7 @@ class Plan:
         partition: How the forward and the backward of all cotangents belong together; None without gradients.
         statistics: Of train-mode BatchNormalizations.
         buffers: initializer of a buffer that a run changes -> the output that holds its next value.
-        seed: The name of the input for Dropout's seed, None where nothing drops.
+        seed: The name of the input that random numbers come from, None where nothing is drawn.
         outputs: The names of the model's outputs.
         without_gradient: As `paths_without_gradient` gives them: who has no gradient, though autograd knows a way from it to these outputs.
         sizes: The shapes of the first call's inputs.
@@ -197,7 +197,7 @@ class Plan:
 
 
 class _Training(NamedTuple):
-    """A file in a mode, with its gradient graph; what is updated beside it; the name of the input for Dropout's seed."""
+    """A file in a mode, with its gradient graph; what is updated beside it; the name of the input for its seed."""
 
     model: ir.Model
     statistics: Sequence[Statistics]
@@ -252,8 +252,8 @@ class Plans:
         model = self.model.clone()
         if not training:
             inference_mode(model)
-            return model, None, []
-        seed = seed_dropout(model)
+            return model, seed_dropout(model, others=True), []
+        seed = seed_dropout(model, others=True)
         return model, seed, batch_statistics(model)  # before gradients, which take what the batch says from there
 
     def backward_nodes(self) -> int:

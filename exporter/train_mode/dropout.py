@@ -37,6 +37,10 @@ _I64, _F32 = ir.DataType.INT64, ir.DataType.FLOAT
 _Counter = Callable[[Scope], ir.Value | None]
 
 
+#: The operators with bodies that a number goes into, or that are run once.
+_NUMBERED = frozenset(("If", "Loop", "Scan"))
+
+
 def seed_dropout(model: ir.Model, *, others: bool = False) -> str | None:
     """Compute the masks of all Dropout nodes from an input, in place; inside Loop and Scan each pass has masks of its own.
 
@@ -52,7 +56,7 @@ def seed_dropout(model: ir.Model, *, others: bool = False) -> str | None:
     """
     graph = model.graph
     found = list(_nodes_that(_drops, graph, ()))
-    rest = list(_nodes_that(draws_without_a_seed, graph, ())) if others else []
+    rest = list(_nodes_that(draws_without_a_seed, graph, (), numbered=True)) if others else []
     if not found and not rest:
         return None
     taken = {value.name for node in graph for value in node.outputs} | {v.name for v in graph.inputs} | set(graph.initializers)
@@ -86,14 +90,14 @@ def _drops(node: ir.Node) -> bool:
 
 
 def _nodes_that(
-    draw: Callable[[ir.Node], bool], graph: ir.Graph, counters: tuple[_Counter, ...]
+    draw: Callable[[ir.Node], bool], graph: ir.Graph, counters: tuple[_Counter, ...], numbered: bool = False
 ) -> Iterator[tuple[ir.Node, tuple[_Counter, ...]]]:
-    """Nodes that draw, those of bodies included, each with the counters of the bodies around it."""
+    """Nodes that draw, those of bodies included (``numbered``: where their passes have numbers), each with the counters of the bodies around it."""
     for node in graph:
         if draw(node):
             yield node, counters
-        for body in subgraphs(node):
-            yield from _nodes_that(draw, body, (*counters, functools.cache(functools.partial(_number_of_pass, node, body))))
+        for body in subgraphs(node) if not numbered or node.op_type in _NUMBERED else ():
+            yield from _nodes_that(draw, body, (*counters, functools.cache(functools.partial(_number_of_pass, node, body))), numbered)
 
 
 def _number_of_pass(node: ir.Node, body: ir.Graph, scope: Scope) -> ir.Value | None:
@@ -104,7 +108,7 @@ def _number_of_pass(node: ir.Node, body: ir.Graph, scope: Scope) -> ir.Value | N
         return body.inputs[0]
     if node.op_type != "Scan":
         raise UnsupportedOperatorError(
-            f"{node.op_type} {node.name!r} has a Dropout in its body, or random numbers, which cannot be drawn from a seed: the passes have no numbers. "
+            f"{node.op_type} {node.name!r} has a Dropout in its body, whose masks cannot be drawn from a seed: the passes have no numbers. "
             "Export the model with dropout 0, or as a loop"
         )
     states = len(node.inputs) - attr(node, "num_scan_inputs")

@@ -306,7 +306,9 @@ KINDS = {
     ),
     "input: of another shape": Kind(targets, lambda c, n, f: f"{c.line} --input float32[4,5]", ("the model", "way out:")),
     "dynamic: unreadable": Kind(targets, lambda c, n, f: f"{c.line} --dynamic batch", ("--dynamic 'batch'", "x:0=batch")),
-    "dynamic: no such input": Kind(targets, lambda c, n, f: f"{c.line} --dynamic y:0=batch", ("there is no input y", "its inputs are input")),
+    "dynamic: no such input": Kind(
+        targets, lambda c, n, f: f"{c.line} --dynamic y:0=batch", ("there is no input y", "its inputs are input")
+    ),
     "dynamic: no such axis": Kind(targets, lambda c, n, f: f"{c.line} --dynamic input:7=batch", ("has the shape [4, 3]", "no axis 7")),
     "inline: nothing": Kind(
         targets, lambda c, n, f: f"{c.line} --inline nosuch:*", ("inline='nosuch:*' means none", "it met none at all", "leave it out")

@@ -208,3 +208,44 @@ def test_a_step_updates_by_the_noise_that_it_drew(dynamo):
         assert found == pytest.approx(wanted.item(), rel=1e-5)
     for key, value in model.state_dict().items():
         torch.testing.assert_close(trainer.state_dict()[key], value, rtol=1e-4, atol=1e-5)
+
+
+class _Times(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.linear(x) * torch.randn_like(x)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_a_loaded_module_draws_from_torchs_generator(training, dynamo):
+    x = torch.randn(3, 4)
+    module = exporter.load(exporter.export(_Times(), (x,), dynamo=dynamo)).train(training)
+    torch.manual_seed(0)
+    y = module(x)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        assert torch.equal(module(x), y)
+        assert not torch.equal(module(x), y)
+    y.sum().backward()
+    weight, bias = (module.get_parameter(f"linear.{name}") for name in ("weight", "bias"))
+    noise = y / F.linear(x, weight, bias)
+    torch.testing.assert_close(bias.grad, noise.detach().sum(0), rtol=1e-3, atol=1e-4)
+
+
+def test_a_body_whose_passes_have_no_number_draws_as_before():
+    value = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [helper.make_node("RandomNormalLike", ["i"], ["r"])], "body", [value("i", FLOAT, (2,))], [value("r", FLOAT, (2,))]
+    )
+    nodes = [
+        helper.make_node("SequenceConstruct", ["x", "x"], ["xs"]),
+        helper.make_node("SequenceMap", ["xs"], ["ys"], body=body),
+        helper.make_node("SequenceAt", ["ys", "at"], ["y"]),
+    ]
+    graph = helper.make_graph(nodes, "g", [value("x", FLOAT, (2,))], [value("y", FLOAT, (2,))], [helper.make_tensor("at", INT64, [], [1])])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    with torch.no_grad():
+        assert exporter.load(model)(torch.ones(2)).shape == (2,)
