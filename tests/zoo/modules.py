@@ -12,6 +12,7 @@ from torch import Tensor, nn
 __all__ = [
     "Adjoint",
     "Answers",
+    "Applies",
     "Chooses",
     "Counts",
     "Holds",
@@ -29,7 +30,9 @@ __all__ = [
     "Spare",
     "Statistics",
     "answers",
+    "applied",
     "blend",
+    "doubled",
     "keeps",
     "solve",
     "told",
@@ -345,3 +348,39 @@ class Solves(nn.Module):
 
     def forward(self, x):
         return blend(solve(self.g, solve(self.f, x, 2, options={"step": 0.5}), options={"step": 0.1}), self.weight, 2.0)
+
+
+def applied(inner, x):
+    """Calls what it is handed."""
+    return inner(x) * 2
+
+
+class Applies(nn.Module):
+    """One function, called with modules that write other buffers, with one that writes none, and with a function."""
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.norm, self.counts = Statistics(width), Counts(width)
+        self.still = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width), nn.Linear(width, width))
+
+    def forward(self, x):
+        for inner in (self.counts, self.norm, self.still, doubled, self.counts):
+            x = applied(inner, x).sin()
+        return x
+
+
+def doubled(x):
+    return x * 2
+
+
+class Counts(nn.Module):
+    """A buffer that is written in place, behind three parameters."""
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.linear, self.scale = nn.Linear(width, width), nn.Parameter(torch.ones(width))
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x):
+        self.count += 1
+        return self.linear(x) * self.scale + self.count

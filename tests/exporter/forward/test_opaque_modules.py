@@ -279,6 +279,12 @@ def test_functions_and_the_modules_that_they_take(dynamo):
 
 
 @BOTH
+def test_a_function_of_many_modules(dynamo):
+    model, name = M.Applies(), "tests.zoo.modules:applied"
+    compare(model, exported(model, dynamo, opaque=[name]), allow=[*ALLOW, name, "tests.zoo.modules:doubled"])
+
+
+@BOTH
 def test_functions_in_a_fresh_process(dynamo):
     torch.manual_seed(0)
     report = exporter.verify(M.Solves(), (torch.randn(3, 4),), dynamo=dynamo, opaque=FUNCTIONS)
