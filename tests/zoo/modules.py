@@ -15,6 +15,7 @@ __all__ = [
     "Applies",
     "Chooses",
     "Counts",
+    "HalfOfPowers",
     "Holds",
     "Net",
     "Own",
@@ -384,3 +385,29 @@ class Counts(nn.Module):
     def forward(self, x):
         self.count += 1
         return self.linear(x) * self.scale + self.count
+
+
+class _Powers(torch.autograd.Function):
+    """The square and the cube; the gradient reads both."""
+
+    @staticmethod
+    def forward(ctx, x):
+        square, cube = x**2, x**3
+        ctx.save_for_backward(x, square, cube)
+        return square, cube
+
+    @staticmethod
+    def backward(ctx, of_square, of_cube):
+        x, square, cube = ctx.saved_tensors
+        return 2 * of_square * cube / square + 3 * of_cube * square
+
+
+class HalfOfPowers(nn.Module):
+    """Returns one of the outputs of a Function; the other's value is in the gradient."""
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x):
+        return _Powers.apply(self.linear(x).sin() + 2)[0]
