@@ -204,13 +204,13 @@ class OpaqueFunction(OpaqueModule):
     def take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Take the modules out of the arguments of a call that is about to be made."""
         self.module, args, kwargs = modules_taken(args, kwargs)
-        self.changes = self._noted.get(tuple(self.module), ())
+        self.changes = self._noted.get(tuple(self.module.children()), ())
         return args, kwargs
 
     def note(self, changed: set[int]) -> bool:
         """See `OpaqueModule.note`; the numbers are those of the modules of this call, and mean nothing for others."""
         news = super().note(changed)
-        self._noted[tuple(self.module)] = self.changes
+        self._noted[tuple(self.module.children())] = self.changes
         return news
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:

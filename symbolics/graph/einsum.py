@@ -13,7 +13,7 @@ from symbolics.graph.values import unsupported
 __all__ = ["apart", "axes_in_order", "sizes_of_result", "subscripts"]
 
 #: The sizes of an operand: numbers, or what stands for one that is not known; None where the rank is not.
-Shape = Sequence[Any] | None
+Shape = Sequence[Any] | ir.Shape | None
 
 
 def axes_in_order(terms: Sequence[str]) -> list[list[int]]:

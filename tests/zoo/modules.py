@@ -30,6 +30,7 @@ __all__ = [
     "Solves",
     "Spare",
     "Statistics",
+    "Tallies",
     "answers",
     "applied",
     "blend",
@@ -361,7 +362,7 @@ class Applies(nn.Module):
 
     def __init__(self, width=4):
         super().__init__()
-        self.norm, self.counts = Statistics(width), Counts(width)
+        self.norm, self.counts = Statistics(width), Tallies(width)
         self.still = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width), nn.Linear(width, width))
 
     def forward(self, x):
@@ -374,7 +375,7 @@ def doubled(x):
     return x * 2
 
 
-class Counts(nn.Module):
+class Tallies(nn.Module):
     """A buffer that is written in place, behind three parameters."""
 
     def __init__(self, width=4):

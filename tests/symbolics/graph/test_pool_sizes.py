@@ -58,7 +58,9 @@ def test_what_follows_has_the_size_too():
     ("equation", "size"), [("ij,ij->ij", [2, 3]), ("ij,ij", []), ("...i,...i->i...", [3, 2]), ("ij,kl->kjil", [2, 3, 1, 1])]
 )
 def test_einsums_that_stretch(equation, size):
-    text = f'float[1,3] a, float[2,1] b) => (float{[*"xyzw"[: len(size)]]} y) {{ y = Einsum<equation = "{equation}">(a, b) }}'.replace("'", "")
+    text = f'float[1,3] a, float[2,1] b) => (float{[*"xyzw"[: len(size)]]} y) {{ y = Einsum<equation = "{equation}">(a, b) }}'.replace(
+        "'", ""
+    )
     model = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 20]> g (' + text)
     assert sizes(infer_proto(model).graph)["y"] == size
 

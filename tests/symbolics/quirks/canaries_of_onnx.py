@@ -33,5 +33,7 @@ def windows_of_padding():
 
 def stretched_axes():
     body = 'y = Einsum<equation = "ij,ij->ij">(a, b)'
-    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 20]> g (float[1,3] a, float[2,1] b) => (float[n,m] y) {{ {body} }}')
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 20]> g (float[1,3] a, float[2,1] b) => (float[n,m] y) {{ {body} }}'
+    )
     return [dim.dim_value for dim in onnx.shape_inference.infer_shapes(model).graph.output[0].type.tensor_type.shape.dim] != [2, 3]
