@@ -119,7 +119,7 @@ class PythonOpBackward(PythonOpGrad):
         Its graph always stays whole: contexts of other orders, and other readers of this one, hold parts of it. It is freed
         with the last of them. What flows back to the outputs of the call stops there, where they are targets.
         """
-        with stopped_at({_node_of(target.root) for target in targets if isinstance(target, Own)}):
+        with stopped_at(_edge_of(target.root) for target in targets if isinstance(target, Own)):
             plain_targets = [target.root if isinstance(target, Own) else target for target in targets]
             return torch.autograd.grad(roots, plain_targets, cotangents, retain_graph=True, create_graph=self.keeps, allow_unused=True)
 
@@ -166,6 +166,10 @@ class PythonOpBackward(PythonOpGrad):
 
 def _node_of(root: Any) -> Any:
     return root.node if isinstance(root, GradientEdge) else root.grad_fn
+
+
+def _edge_of(root: Any) -> GradientEdge:
+    return root if isinstance(root, GradientEdge) else torch.autograd.graph.get_gradient_edge(root)
 
 
 def _shape_of(root: Any) -> tuple[int, ...]:

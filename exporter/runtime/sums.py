@@ -49,7 +49,7 @@ class _Pass:
         self.seen: dict[tuple[tuple[int, ...], Any], tuple[Gradients, Gradients]] = {}
         self.asked: Any = None
         self.answer: Gradients = ()
-        self.stopped: frozenset[Any] = frozenset()
+        self.stopped: set[Any] = set()
 
 
 class _Passes(threading.local):
@@ -103,13 +103,21 @@ def batch_of_pass(element: int) -> Iterator[None]:
 
 
 @contextmanager
-def stopped_at(calls: Iterable[Any]) -> Iterator[None]:
-    """Around a run of the engine which drops what the backwards of these calls give."""
-    hooks = [call.register_hook(_nothing) for call in calls]
+def stopped_at(edges: Iterable[GradientEdge]) -> Iterator[None]:
+    """Around a run of the engine in which what flows back to these outputs of calls ends there.
+
+    Other outputs of the same calls may be no output of any node of the file: a module returns the singular values of a matrix, and their gradient
+    reads the singular vectors. What flows back to these goes on.
+    """
+    ends: dict[Any, set[int]] = {}
+    for edge in edges:
+        ends.setdefault(edge.node, set()).add(edge.output_nr)
     current = _passes.current
-    before = current.stopped if current is not None else frozenset()
+    before = current.stopped if current is not None else set()
+    stopped = set(before)
+    hooks = [hook for call, numbers in ends.items() for hook in _ended(call, numbers, stopped)]
     if current is not None:
-        current.stopped = before.union(calls)
+        current.stopped = stopped
     try:
         yield
     finally:
@@ -117,6 +125,23 @@ def stopped_at(calls: Iterable[Any]) -> Iterator[None]:
             current.stopped = before
         for hook in hooks:
             hook.remove()
+
+
+def _ended(call: Any, numbers: set[int], stopped: set[Any]) -> list[Any]:
+    """The hooks that end what flows back to these outputs of a call; where nothing else does, the call is stopped."""
+
+    # The engine takes the gradients of targets before these hooks run.
+    def enter(given: Gradients) -> Gradients | None:
+        left = tuple(None if number in numbers else g for number, g in enumerate(given))
+        if any(g is not None for g in left):
+            return left
+        stopped.add(call)  # its backward is not told of a None that autograd would make zeros of
+        return None
+
+    def leave(found: Gradients, given: Gradients) -> Gradients | None:
+        return _nothing(found, given) if call in stopped else None
+
+    return [call.register_prehook(enter), call.register_hook(leave)]
 
 
 def watch(roots: Iterable[Any]) -> None:

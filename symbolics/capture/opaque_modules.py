@@ -198,12 +198,20 @@ class OpaqueFunction(OpaqueModule):
         """Args: the function, at the top level of a module."""
         super().__init__(torch.nn.ModuleList())
         self.identity, self._original = self, function
+        self._noted: dict[tuple[torch.nn.Module, ...], tuple[int, ...]] = {}
         self.__module__, self.__qualname__, self.__name__ = function.__module__, function.__qualname__, function.__name__
 
     def take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Take the modules out of the arguments of a call that is about to be made."""
         self.module, args, kwargs = modules_taken(args, kwargs)
+        self.changes = self._noted.get(tuple(self.module.children()), ())
         return args, kwargs
+
+    def note(self, changed: set[int]) -> bool:
+        """See `OpaqueModule.note`; the numbers are those of the modules of this call, and mean nothing for others."""
+        news = super().note(changed)
+        self._noted[tuple(self.module.children())] = self.changes
+        return news
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = with_modules(self.module, args, kwargs)

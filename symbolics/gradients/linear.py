@@ -12,7 +12,7 @@ from onnx_ir import Value
 from symbolics.gradients.compositions import attention, swap
 from symbolics.gradients.registry import Grads, gradient
 from symbolics.graph.builder import Builder
-from symbolics.graph.einsum import axes_in_order, subscripts
+from symbolics.graph.einsum import apart, axes_in_order, subscripts
 from symbolics.graph.values import dtype_of, rank_of, static_shape
 
 __all__: list[str] = []
@@ -66,6 +66,7 @@ def gemm(
 @gradient("Einsum")
 def einsum(op: Builder, g: Value, *xs: Value, node: ir.Node, equation: str) -> Grads:
     """The gradient of an operand is the einsum of the others and g to its subscripts."""
+    equation = apart(equation, [x.shape for x in xs])
     given = [*equation.partition("->")[0].split(","), *[""] * len(xs)]
     ranks = [op.rank(node, x) if "..." in term else rank_of(x) for x, term in zip(xs, given)]
     terms, output = subscripts(node, ranks, equation)

@@ -1,7 +1,7 @@
-"""ONNX's inference of shapes, with the sizes that pools have.
+"""ONNX's inference of shapes, with the sizes that pools and Einsums have.
 
 With ``ceil_mode`` the last window of a pool may stand over the border. One that would start in the padding behind an axis is none: torch,
-onnxruntime and ONNX's own text say so, and ONNX's inference counts it.
+onnxruntime and ONNX's own text say so, and ONNX's inference counts it. Of an Einsum that stretches an axis of one element it takes the 1 where that operand comes first.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import onnx
+
+from symbolics.graph.einsum import sizes_of_result
 
 __all__ = ["POOLS", "count_of_windows", "infer_proto"]
 
@@ -28,10 +30,10 @@ def infer_proto(model: onnx.ModelProto, *, forget_outputs: bool = False, **optio
         **options: Those of `onnx.shape_inference.infer_shapes`.
     """
     result = onnx.shape_inference.infer_shapes(model, **options)
-    pools = [node for node in model.graph.node if node.op_type in POOLS and not node.domain and _attributes(node).get("ceil_mode")]
+    doubtful = [node for node in model.graph.node if not node.domain and _is_doubtful(node)]
     forgotten = not forget_outputs
-    for _ in pools:  # those behind a mended one have other sizes then
-        wrong = _mended(pools, result.graph)
+    for _ in doubtful:  # those behind a mended one have other sizes then
+        wrong = _mended(doubtful, result.graph)
         if not wrong:
             break
         changed = onnx.ModelProto()
@@ -52,27 +54,36 @@ def count_of_windows(length: int, before: int, behind: int, reach: int, step: in
     return count, count - ((count - 1) * step >= length + before)
 
 
-def _mended(pools: list[onnx.NodeProto], graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
-    """The types of what pools give, where ONNX's are wrong."""
+def _is_doubtful(node: onnx.NodeProto) -> bool:
+    return node.op_type == "Einsum" or (node.op_type in POOLS and bool(_attributes(node).get("ceil_mode")))
+
+
+def _mended(nodes: list[onnx.NodeProto], graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
+    """The types of what pools and Einsums give, where ONNX's are wrong."""
     types = {value.name: value.type for value in (*graph.input, *graph.value_info, *graph.output)}
     shapes = {name: _shape(kind) for name, kind in types.items()}
     shapes |= {tensor.name: list(tensor.dims) for tensor in graph.initializer if tensor.name not in shapes}
     found = {}
-    for node in pools:
-        given, attributes = shapes.get(node.input[0]), _attributes(node)
-        if given is None or attributes.get("auto_pad", "") not in _PADDED:
-            continue
+    for node in nodes:
         for name in node.output:
             shape = shapes.get(name)
-            if shape is None or len(shape) != len(given):
-                continue
             try:
-                right = [*shape[:2], *(_size(attributes, given, axis, shape[axis]) for axis in range(2, len(shape)))]
-            except (LookupError, TypeError, ZeroDivisionError):  # a damaged node, of which ONNX's checker tells
+                right = None if shape is None else _right(node, [shapes.get(given) for given in node.input], shape)
+            except (LookupError, TypeError, ValueError, ZeroDivisionError):  # a damaged node, of which ONNX's checker tells
                 continue
-            if right != shape:
+            if right not in (None, shape):
                 found[name] = onnx.helper.make_tensor_type_proto(types[name].tensor_type.elem_type, right)
     return found
+
+
+def _right(node: onnx.NodeProto, given: list[list[Any] | None], shape: list[Any]) -> list[Any] | None:
+    """The sizes of an output, None where there is nothing to say of ONNX's."""
+    attributes = _attributes(node)
+    if node.op_type == "Einsum":
+        return sizes_of_result(attributes["equation"].decode(), given, shape)
+    if given[0] is None or len(shape) != len(given[0]) or attributes.get("auto_pad", "") not in _PADDED:
+        return None
+    return [*shape[:2], *(_size(attributes, given[0], axis, shape[axis]) for axis in range(2, len(shape)))]
 
 
 def _size(attributes: Mapping[str, Any], given: list[Any], axis: int, found: Any) -> Any:

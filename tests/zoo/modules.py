@@ -12,8 +12,10 @@ from torch import Tensor, nn
 __all__ = [
     "Adjoint",
     "Answers",
+    "Applies",
     "Chooses",
     "Counts",
+    "HalfOfPowers",
     "Holds",
     "Net",
     "Own",
@@ -28,8 +30,11 @@ __all__ = [
     "Solves",
     "Spare",
     "Statistics",
+    "Tallies",
     "answers",
+    "applied",
     "blend",
+    "doubled",
     "keeps",
     "solve",
     "told",
@@ -345,3 +350,65 @@ class Solves(nn.Module):
 
     def forward(self, x):
         return blend(solve(self.g, solve(self.f, x, 2, options={"step": 0.5}), options={"step": 0.1}), self.weight, 2.0)
+
+
+def applied(inner, x):
+    """Calls what it is handed."""
+    return inner(x) * 2
+
+
+class Applies(nn.Module):
+    """One function, called with modules that write other buffers, with one that writes none, and with a function."""
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.norm, self.counts = Statistics(width), Tallies(width)
+        self.still = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width), nn.Linear(width, width))
+
+    def forward(self, x):
+        for inner in (self.counts, self.norm, self.still, doubled, self.counts):
+            x = applied(inner, x).sin()
+        return x
+
+
+def doubled(x):
+    return x * 2
+
+
+class Tallies(nn.Module):
+    """A buffer that is written in place, behind three parameters."""
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.linear, self.scale = nn.Linear(width, width), nn.Parameter(torch.ones(width))
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x):
+        self.count += 1
+        return self.linear(x) * self.scale + self.count
+
+
+class _Powers(torch.autograd.Function):
+    """The square and the cube; the gradient reads both."""
+
+    @staticmethod
+    def forward(ctx, x):
+        square, cube = x**2, x**3
+        ctx.save_for_backward(x, square, cube)
+        return square, cube
+
+    @staticmethod
+    def backward(ctx, of_square, of_cube):
+        x, square, cube = ctx.saved_tensors
+        return 2 * of_square * cube / square + 3 * of_cube * square
+
+
+class HalfOfPowers(nn.Module):
+    """Returns one of the outputs of a Function; the other's value is in the gradient."""
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x):
+        return _Powers.apply(self.linear(x).sin() + 2)[0]

@@ -172,16 +172,17 @@ def test_training_steps(dynamo):
             torch.testing.assert_close(torch.as_tensor(value), model.state_dict()[name], rtol=1e-4, atol=1e-5)
 
 
-def test_gradients_of_gradients_and_calls_that_run_as_one():
-    model = M.Net(M.Shares(), M.twice)
+@pytest.mark.parametrize(
+    ("block", "parameter"), [(M.Shares, "block.a.weight"), (M.HalfOfPowers, "block.linear.weight")], ids=["tied", "half of the outputs"]
+)
+def test_gradients_of_gradients_and_calls_that_run_as_one(block, parameter):
+    model = M.Net(block(), M.twice)
     loaded = exporter.load(exported(model, True), allow=ALLOW)
 
     def penalty(module):
         x = torch.linspace(-1, 1, 12).reshape(3, 4).requires_grad_()
         (slope,) = torch.autograd.grad(module(x).square().sum(), x, create_graph=True)
-        return torch.autograd.grad(
-            slope.square().sum(), [x, module.block.a.weight if module is model else module.get_parameter("block.a.weight")]
-        )
+        return torch.autograd.grad(slope.square().sum(), [x, dict(module.named_parameters())[parameter]])
 
     torch.testing.assert_close(penalty(loaded), penalty(model), rtol=1e-4, atol=1e-5)
 
@@ -276,6 +277,12 @@ def test_functions_and_the_modules_that_they_take(dynamo):
     assert {name for name, _ in model.named_parameters()} <= set(program.model.graph.initializers)
     compare(model, program, allow=FUNCTIONS)
     assert M.solve.__name__ == "solve" and not hasattr(M.solve, "__wrapped__")
+
+
+@BOTH
+def test_a_function_of_many_modules(dynamo):
+    model, name = M.Applies(), "tests.zoo.modules:applied"
+    compare(model, exported(model, dynamo, opaque=[name]), allow=[*ALLOW, name, "tests.zoo.modules:doubled"])
 
 
 @BOTH

@@ -111,6 +111,20 @@ def test_forward_mode():
     torch.testing.assert_close(ours.tangent, theirs.tangent)
 
 
+@pytest.mark.parametrize("before", [nn.Identity(), nn.Sigmoid(), nn.Linear(3, 3)], ids=["input", "sigmoid", "linear"])
+def test_second_orders_through_what_an_operator_does_not_return(before):
+    """The gradient of singular values reads the vectors, outputs of the same node of autograd."""
+    model = nn.Sequential(before, Applies(torch.linalg.svdvals)).double()
+    loaded = exporter.load(exporter.export(model, (X.double(),), opaque="missing"), allow=["aten::linalg_svdvals"])
+
+    def penalty(module):
+        x = X.double().requires_grad_()
+        (slope,) = torch.autograd.grad(module(x).pow(3).sum(), x, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), x)
+
+    torch.testing.assert_close(penalty(loaded), penalty(model))
+
+
 def test_a_program_that_was_captured_before():
     model = Applies(lambda x: torch.linalg.solve(x.mT @ x + torch.eye(3), x.mT))
     with warnings.catch_warnings():

@@ -86,6 +86,8 @@ BODIES = {
     "Gemm": ("float[4,3] a, float[2,4] b, float[2] c", "y = Gemm<alpha = 0.5, beta = 2.0, transA = 1, transB = 1>(a, b, c)", None),
     "Einsum": ("float[2,3] a, float[3,4] b", 'y = Einsum<equation = "ij,jk->ki">(a, b)', None),
     "Einsum ellipsis": ("float[2,2,3] a, float[3,4] b", 'y = Einsum<equation = "...ij,jk">(a, b)', None),
+    "Einsum, stretched and summed": ("float[2,1] a, float[3,4] b", 'y = Einsum<equation = "ij,jk->ik">(a, b)', None),
+    "Einsum, both stretched": ("float[1,2,3] a, float[2,3,1] b", 'y = Einsum<equation = "bij,bjk">(a, b)', None),
     "Einsum diagonal": ("float[3,3] a", 'y = Einsum<equation = "ii->i">(a)', None),
     "ReduceSum": (X, "a = Constant<value_ints = [1]>() y = ReduceSum<keepdims = 0>(x, a)", None),
     "ReduceMean": (X, "y = ReduceMean(x)", None),

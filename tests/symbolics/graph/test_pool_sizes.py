@@ -54,6 +54,17 @@ def test_what_follows_has_the_size_too():
     assert sizes(inferred_graph(ir.from_proto(model)))["y"] == [2, 3, 3]
 
 
+@pytest.mark.parametrize(
+    ("equation", "size"), [("ij,ij->ij", [2, 3]), ("ij,ij", []), ("...i,...i->i...", [3, 2]), ("ij,kl->kjil", [2, 3, 1, 1])]
+)
+def test_einsums_that_stretch(equation, size):
+    text = f'float[1,3] a, float[2,1] b) => (float{[*"xyzw"[: len(size)]]} y) {{ y = Einsum<equation = "{equation}">(a, b) }}'.replace(
+        "'", ""
+    )
+    model = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 20]> g (' + text)
+    assert sizes(infer_proto(model).graph)["y"] == size
+
+
 def test_open_and_damaged_ones_are_onnx_s():
     assert sizes(infer_proto(model_of(pool(), "n")).graph) == sizes(onnx.shape_inference.infer_shapes(model_of(pool(), "n")).graph)
     infer_proto(model_of("y = MaxPool<ceil_mode = 1, kernel_shape = [2], strides = [0], pads = [1]>(x)"))

@@ -29,3 +29,11 @@ def windows_of_padding():
     body = "y = MaxPool<ceil_mode = 1, kernel_shape = [2], strides = [2], pads = [1, 1]>(x)"
     model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 20]> g (float[1,1,7] x) => (float[a,b,c] y) {{ {body} }}')
     return onnx.shape_inference.infer_shapes(model).graph.output[0].type.tensor_type.shape.dim[2].dim_value != 4
+
+
+def stretched_axes():
+    body = 'y = Einsum<equation = "ij,ij->ij">(a, b)'
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 20]> g (float[1,3] a, float[2,1] b) => (float[n,m] y) {{ {body} }}'
+    )
+    return [dim.dim_value for dim in onnx.shape_inference.infer_shapes(model).graph.output[0].type.tensor_type.shape.dim] != [2, 3]

@@ -60,6 +60,7 @@ BOTH = {
     "squeeze of what is not 1": (lambda x: (x.squeeze(1), x[:, None].squeeze(1).squeeze(-2)), ROWS),
     "lstm with projections": (lambda x: PROJECTED(x)[0], ROWS[None]),
     "sort, stable, with ties": (lambda x: x.sort(stable=True, descending=True, dim=0)[0], ROWS),
+    "einsum that stretches": (lambda a, b: (torch.einsum("ij,ij->ij", a, b).sin(), torch.einsum("ij,kj,ik", a, b, b).cos()), torch.rand(1, 3), torch.rand(2, 1)),
     "deepcopy": (lambda x: x * copy.deepcopy(x.detach()) + [copy.deepcopy([x.data])[0].exp_(), x][0], ROWS),
     # losses
     "bce with logits": (F.binary_cross_entropy_with_logits, LOGITS, TARGETS),
