@@ -133,7 +133,7 @@ class Recorder(Listener):
         """
         module, source = self.capture.sites.here()
         error = why if isinstance(why, ExportError) else ExportError(why)
-        self.capture.error = self.capture.error or error.at(f"{what}, called in module {module or '<root>'} at {source}")
+        self.capture.error = self.capture.error or error.at(f"{what}, called in module {module or '<root>'} at {source or 'a line unknown'}")
         raise self.capture.error
 
     # ------------------------------------------------------------------------------------------------------ apply
