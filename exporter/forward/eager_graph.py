@@ -41,6 +41,7 @@ from symbolics.capture.interception import belongs_to_torch
 from symbolics.capture.marks import differentiable_inputs
 from symbolics.capture.no_gradients import NoGradients
 from symbolics.capture.survey import OperatorCall, Survey
+from symbolics.capture.uncompiled import uncompiled
 from symbolics.capture.undifferentiable import StopWhereNone, is_refusal
 from symbolics.errors import ExportError, PythonopError
 from symbolics.graph.values import is_python_op
@@ -192,7 +193,7 @@ class EagerGraph:
                 _lock,
                 unchanged(model, inputs, keywords) as kept,
                 _quiet(),
-                _uncompiled() if not compiling else contextlib.nullcontext(),
+                uncompiled() if not compiling else contextlib.nullcontext(),
                 torch.enable_grad(),
                 Survey(model, keeps, fakes, chosen) as survey,
                 mode,
@@ -491,8 +492,3 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings(), torch.inference_mode(False):
         warnings.simplefilter("ignore")
         yield
-
-
-def _uncompiled() -> contextlib.AbstractContextManager[object]:
-    """What is behind torch.compile runs as it is written: a compilation would cost more than the export."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()

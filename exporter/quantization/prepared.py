@@ -69,6 +69,8 @@ def prepare(model: Any) -> Prepared:
     declared = lower(copy)
     drop_straight_through(copy)
     remove_marks(copy)
+    for function in copy.functions.values():
+        _forget_open_sizes(function)
     try:
         passes.InlinePass()(copy)
     except ValueError as error:  # functions of another opset
@@ -79,6 +81,14 @@ def prepare(model: Any) -> Prepared:
     remove_unread(copy.graph, kept)
     infer_shapes(copy, only_where_missing=True)
     return Prepared(copy, declared, kept)
+
+
+def _forget_open_sizes(function: ir.Function) -> None:
+    """Take out the names of open sizes: each call may have others, and onnxruntime takes values whose sizes have one name for equally large."""
+    for node in walk(function):
+        for value in node.outputs:
+            if value.shape is not None and not all(isinstance(size, int) for size in value.shape):
+                value.shape = ir.Shape([size if isinstance(size, int) else None for size in value.shape])
 
 
 def count_declared(quantizer: Quantizer, declared: Mapping[ir.Value, Record]) -> None:

@@ -132,8 +132,8 @@ class Recorder(Listener):
             ExportError: Always; it names the module and the line of user code.
         """
         module, source = self.capture.sites.here()
-        error = why if isinstance(why, ExportError) else ExportError(why)
-        self.capture.error = self.capture.error or error.at(f"{what}, called in module {module or '<root>'} at {source or 'a line unknown'}")
+        place = f"{what}, called in module {module or '<root>'} at {source or 'a line unknown'}"
+        self.capture.error = self.capture.error or (why if isinstance(why, ExportError) else ExportError(why)).at(place)
         raise self.capture.error
 
     # ------------------------------------------------------------------------------------------------------ apply

@@ -20,6 +20,7 @@ from symbolics.capture.interception import belongs_to_torch, original_apply
 from symbolics.capture.listener import Listener
 from symbolics.capture.opaque_op import Record
 from symbolics.capture.trial import apply
+from symbolics.capture.uncompiled import uncompiled
 from symbolics.node.call import AutogradCall
 from symbolics.node.containers import Slot, fill, slots
 from symbolics.node.dtypes import DTYPES
@@ -125,7 +126,8 @@ class _Trace:
 
         args = tuple(fill(value, place) for value in self.call.args[: self.call.passed])
         kwargs = {name: fill(value, place) for name, value in self.call.kwargs.items()}
-        result = apply(self.record.function, args, kwargs)
+        with uncompiled():
+            result = apply(self.record.function, args, kwargs)
         outputs: list[torch.Tensor] = []
         fill(result, lambda leaf: outputs.append(leaf) if isinstance(leaf, torch.Tensor) else None)
         if len(outputs) != len(self.call.output_types):
