@@ -84,6 +84,7 @@ from symbolics.quirks.pytorch.variance import VARIANCE
 from symbolics.quirks.pytorch.wide_constants import float64_by_default
 from symbolics.quirks.rewriting import Rewrite
 from symbolics.quirks.spelling import Form, forms, spelled
+from symbolics.quirks.torchlib.boolean_sums import sums_of_booleans
 from symbolics.quirks.torchlib.clamps import clamps_apart
 from symbolics.quirks.torchlib.folded_draws import draws_stay
 from symbolics.quirks.torchlib.integer_products import INTEGER_PRODUCTS
@@ -172,6 +173,7 @@ OPTIMIZING: tuple[Callable[[ir.Graph], AbstractContextManager[None]], ...] = (ke
 
 #: On what an export hands out, before it is checked and saved.
 OPTIMIZED: tuple[GraphPass, ...] = (
+    sums_of_booleans,
     widen_indices,
     scatter_halves_in_float,
     open_clips,

@@ -109,6 +109,10 @@ def broadcast_copies():
     return "Expand" not in {node.op_type for node in model.graph}
 
 
+def boolean_sums():
+    return "Add" in {node.op_type for node in translated(lambda x: x + (x == x), torch.tensor([True])).graph}
+
+
 def extrema():
     return fails(lambda x: x.amax(), torch.ones(2, 3))
 

@@ -140,3 +140,35 @@ def test_ranges_of_floats(dynamo):
 
     x = torch.randn(5)
     torch.testing.assert_close(tuple(exporter.load(exporter.export(Calls(ranges), (x,), dynamo=dynamo))(x)), ranges(x))
+
+
+def _masks(x):
+    m = x.round() > 1
+    m += x < -1
+    return (x > 1) + (x < -1), (x < 0) + True, m, ((x > 1) + (x < -1)).float(), (x > 1) + (x < -1).int()
+
+
+class Cut(torch.autograd.Function):
+    """Its gradient is cut off by masks that are added, as nncf's quantisers do it."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.clamp(-1, 1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * (1 - ((x < -1) + (x > 1)).float())
+
+
+def test_sums_of_booleans(dynamo):
+    x = torch.randn(3, 5) * 2
+    given, mine = x.clone().requires_grad_(), x.clone().requires_grad_()
+    found = exporter.load(exporter.export(Calls(_masks), (x,), dynamo=dynamo))(x)
+    for one, other in zip(found, _masks(x), strict=True):
+        assert one.dtype == other.dtype and torch.equal(one, other)
+    loaded = exporter.load(exporter.export(Calls(lambda x: Cut.apply(x)), (x,), dynamo=dynamo, portable=True))
+    loaded(given).sum().backward()
+    Cut.apply(mine).sum().backward()
+    assert torch.equal(given.grad, mine.grad)
