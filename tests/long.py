@@ -81,7 +81,6 @@ TESTS = frozenset(
     exporter/quantization/test_tools.py::test_more_of_torch_ao
     exporter/quantization/test_tools.py::test_pt2e
     exporter/quantization/test_tools.py::test_torchao
-    exporter/quantization/test_twelve.py::test_all_models
     exporter/verification/test_memory.py::test_in_a_process_of_its_own
     exporter/verification/test_verify.py::test_command_says_yes_in_json_and_html
     exporter/verification/test_verify.py::test_errors_that_grow_are_explained

@@ -76,7 +76,7 @@ class Proof:
     def _differs(self, program: Program, eager: EagerStep, masks: Masks | None, *, drawing: bool = False) -> str:
         case = self._case
         precise = None if drawing else in_float64(case, eager, masks)
-        others = [] if drawing else other_runs(case, program.model, masks)
+        others = [] if drawing else other_runs(case, program.model, masks, eager)
         asked = [eager, *(other.eager for other in others if other.eager is not None)]
         job: dict[str, Any] = {
             "steps": [asked_of(step) for step in asked],

@@ -44,13 +44,20 @@ class Elsewhere:
     why: str = ""
 
 
-def other_runs(case: Case, model: ir.Model, masks: Masks | None) -> list[Elsewhere]:
-    """Eager at other values and, where the file leaves axes open, at other sizes: each the first that eager itself can run."""
+def other_runs(case: Case, model: ir.Model, masks: Masks | None, example: EagerStep) -> list[Elsewhere]:
+    """Eager at other values and, where the file leaves axes open, at other sizes: each the first that eager itself can run.
+
+    NaN at what was made up, where there is none at the example, tells nothing: an edge from an atom to itself has no direction.
+    """
     tried = [("second input", (("", made) for made in other_values(case))), ("second size", other_sizes(case, model))]
-    return [found for kind, cases in tried if (found := _first_that_runs(kind, cases, masks)) is not None]
+    return [found for kind, cases in tried if (found := _first_that_runs(kind, cases, masks, not _has_nan(example))) is not None]
 
 
-def _first_that_runs(kind: str, cases: Iterable[tuple[str, Case]], masks: Masks | None) -> Elsewhere | None:
+def _has_nan(step: EagerStep) -> bool:
+    return any(bool(x.isnan().any()) for x in (*step.outputs, *step.gradients.values(), *step.buffers.values()) if x is not None)
+
+
+def _first_that_runs(kind: str, cases: Iterable[tuple[str, Case]], masks: Masks | None, without_nan: bool) -> Elsewhere | None:
     failed = None
     for about, case in cases:
         try:
@@ -61,6 +68,9 @@ def _first_that_runs(kind: str, cases: Iterable[tuple[str, Case]], masks: Masks 
                 place = line_of(error)
                 why = f"{NOT_COMPARED}: eager fails on it: {type(error).__name__}: {text}{f' ({place})' if place else ''}"
                 failed = Elsewhere(kind, about, why=why)
+            continue
+        if without_nan and _has_nan(eager):
+            failed = failed or Elsewhere(kind, about, why=f"{NOT_COMPARED}: eager gives NaN on it")
             continue
         return Elsewhere(kind, about, case, eager, in_float64(case, eager, masks))
     return failed

@@ -191,7 +191,7 @@ def _compared(
     _log.info("running %s in float64", type(case.model).__name__)
     precise = in_float64(case, eager, masks)
     _log.info("running %s at other inputs", type(case.model).__name__)
-    others = other_runs(case, program.model, masks)
+    others = other_runs(case, program.model, masks, eager)
     if allow is not None:
         allowed = list(allow)
     else:

@@ -15,6 +15,7 @@ from exporter.cli import main
 from exporter.quantization.comparison import _Apart
 from tests.exporter.quantization.declared_functions import Lsq
 from tests.exporter.quantization.models import MODELS, trained
+from tests.exporter.quantization.quantizers import Act, Conv
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -309,3 +310,17 @@ def test_the_sizes_of_random_inputs_are_said(images):
         assert "size 2, as no --dim says another: batch\n" in done.stdout
     for done in both_commands(folder, 2, "--dim", "height=16", "--dim", "width=16", "--dim", "batch=1"):
         assert "size 2" not in done.stdout
+
+
+def test_a_portable_model_of_open_sizes_and_strides(dynamo):
+    """One function is called at two sizes, whose names in its body are the same: onnxruntime took them for equally large."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        Act(signed=True), Conv(3, 8, 3, stride=2), torch.nn.ReLU(), Act(), Conv(8, 8, 3), torch.nn.ReLU(), Act()
+    ).eval()
+    sizes = {0: "batch", 2: "height", 3: "width"}
+    shapes = ({place: torch.export.Dim(name) for place, name in sizes.items()},) if dynamo else (sizes,)
+    program = exporter.export(model, (torch.randn(2, 3, 20, 20),), dynamo=dynamo, portable=True, dynamic_shapes=shapes)
+    quantized, name = exporter.quantize(program), str(program.model.graph.inputs[0].name)
+    inputs = {name: np.random.default_rng(0).standard_normal((3, 3, 30, 26)).astype(np.float32)}
+    assert exporter.verify_quantized(quantized, program, inputs).ok

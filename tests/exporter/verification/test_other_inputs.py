@@ -9,6 +9,8 @@ from torch import nn
 
 import exporter
 from exporter.forward.case import Case
+from exporter.verification.eager import EagerStep
+from exporter.verification.elsewhere import other_runs
 from exporter.verification.other_inputs import other_sizes, other_values
 from exporter.verification.rows import ELSEWHERE
 
@@ -92,6 +94,22 @@ def test_a_file_with_gradients_is_tried_at_other_sizes():
     program = exporter.export(nn.Tanh(), args, dynamic_shapes=({0: torch.export.Dim("n")},))
     about, case = next(other_sizes(Case(nn.Tanh(), args), exporter.build_gradient_graph(program)))
     assert (about, case.args[0].shape) == ("n=4", (4, 4))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_gives_nan_in_eager_is_not_taken():
+    """The slope of a distance of 0: of edges that are made up, some go from an atom to itself."""
+
+    class Distances(nn.Linear):
+        def forward(self, x, at):
+            y = super().forward(x)
+            return (y[at[0]] - y[at[1]]).square().sum(-1).sqrt()
+
+    case = Case(Distances(3, 2), (torch.randn(4, 3), torch.tensor([[0, 1, 2, 3, 0, 1], [1, 2, 3, 0, 2, 3]])))
+    (first, *_), program = other_values(case), exporter.export(case.model, case.args)
+    assert EagerStep.run(first).gradients["input gradient", "x"].isnan().any()
+    (found,) = other_runs(case, program.model, None, EagerStep.run(case))
+    assert found.eager is not None and not found.eager.gradients["input gradient", "x"].isnan().any()
 
 
 def elsewhere(model, args, **options):

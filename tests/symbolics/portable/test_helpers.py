@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._higher_order_ops import while_loop
 from transformers.models.ibert import quant_modules
 
+import exporter
 from symbolics.portable.helpers import helpers_in_torch
 
 BATCH_FREXP = quant_modules.batch_frexp
@@ -51,3 +53,30 @@ def test_a_helper_that_became_another_one_is_left_alone(raises, monkeypatch):
     monkeypatch.setattr(quant_modules, "batch_frexp", other)
     with helpers_in_torch():
         assert quant_modules.batch_frexp is other
+
+
+class _Converges(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return while_loop(
+            lambda z, n: n < 3, lambda z, n: (torch.tanh(z + x), n + 1), (torch.zeros_like(x), torch.zeros((), dtype=torch.int64))
+        )[0]
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+class _Loops(torch.nn.Module):
+    def forward(self, x):
+        return _Converges.apply(x)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_loop_of_torch_can_still_be_compiled_behind_an_attempt():
+    """It fails under a tracer, and torch knew it as one that fails from then on, in other models, too."""
+    torch.compiler.reset()
+    x = torch.randn(4)
+    program = exporter.export(_Loops(), (x,), portable=True)
+    assert [call.kind for call in program.portable] == ["PythonOp"]
+    torch.testing.assert_close(_Converges.forward(None, x), torch.tanh(torch.tanh(torch.tanh(x) + x) + x))
