@@ -305,7 +305,7 @@ def test_buffers_that_forward_changes_in_eval_mode_too(dynamo, reads, ema, tmp_p
     exporter.load(tmp_path / "art" / "eval.onnx")
 
 
-class _Rounded(torch.autograd.Function):
+class _Eighths(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
         return torch.round(x * 8) / 8
@@ -327,7 +327,7 @@ class _Ids(nn.Module):
     def forward(self, ids):
         if self.training:
             self.count += 1
-        return self.last(_Rounded.apply(self.table(ids).mean(1))) + self.count
+        return self.last(_Eighths.apply(self.table(ids).mean(1))) + self.count
 
 
 @both
