@@ -252,9 +252,8 @@ class Plans:
         model = self.model.clone()
         if not training:
             inference_mode(model)
-            return model, seed_dropout(model, others=True), []
-        seed = seed_dropout(model, others=True)
-        return model, seed, batch_statistics(model)  # before gradients, which take what the batch says from there
+        seed = seed_dropout(model)
+        return model, seed, batch_statistics(model) if training else []  # before gradients, which take what the batch says from there
 
     def backward_nodes(self) -> int:
         """How many nodes the largest gradient graph has."""

@@ -1,4 +1,4 @@
-"""Random numbers of a training step from its seed, as dropout's masks are: ONNX's operators draw from a generator of the runtime's own.
+"""Random numbers of a training step or a loaded module from its seed, as dropout's masks are: ONNX's operators draw from the runtime's own generator.
 
 Without it a step that is repeated draws others, and so does a training that goes on from a saved state.
 """

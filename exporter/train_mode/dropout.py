@@ -41,12 +41,10 @@ _Counter = Callable[[Scope], ir.Value | None]
 _NUMBERED = frozenset(("If", "Loop", "Scan"))
 
 
-def seed_dropout(model: ir.Model, *, others: bool = False) -> str | None:
+def seed_dropout(model: ir.Model) -> str | None:
     """Compute the masks of all Dropout nodes from an input, in place; inside Loop and Scan each pass has masks of its own.
 
-    Args:
-        model: The model.
-        others: Whether to draw its other random numbers from that input, too: normal and uniform ones.
+    Normal and uniform random numbers come from that input, too.
 
     Returns:
         The name of the input, None where nothing is drawn so (nothing has changed then).
@@ -56,7 +54,7 @@ def seed_dropout(model: ir.Model, *, others: bool = False) -> str | None:
     """
     graph = model.graph
     found = list(_nodes_that(_drops, graph, ()))
-    rest = list(_nodes_that(draws_without_a_seed, graph, (), numbered=True)) if others else []
+    rest = list(_nodes_that(draws_without_a_seed, graph, (), numbered=True))
     if not found and not rest:
         return None
     taken = {value.name for node in graph for value in node.outputs} | {v.name for v in graph.inputs} | set(graph.initializers)

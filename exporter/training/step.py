@@ -242,7 +242,7 @@ def export_training_step(
     if again is None and of_modules(forward):  # boundaries have the types of what they stand behind
         infer_shapes(forward, only_where_missing=True)
     flatten(forward, bounded=again is None)
-    seed = seed_dropout(forward, others=True)
+    seed = seed_dropout(forward)
     statistics = batch_statistics(forward)
     with without_gc():
         training = own_copy(forward)

@@ -25,7 +25,7 @@ def _seeded(nodes, outputs, inputs=(), **constants):
     made = [helper.make_tensor(name, kind, [], [value]) for name, (kind, value) in constants.items()]
     graph = helper.make_graph(nodes, "g", list(inputs), outputs, made)
     model = ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9))
-    assert seed_dropout(model, others=True) == "seed"
+    assert seed_dropout(model) == "seed"
     return ir.to_proto(model)
 
 
@@ -137,7 +137,7 @@ def test_masks_of_dropout_stay_what_they_are():
 def test_a_seed_of_the_node_s_own_stays():
     node = helper.make_node("RandomNormal", [], ["y"], shape=(2,), seed=3.0)
     graph = helper.make_graph([node], "g", [], [helper.make_tensor_value_info("y", FLOAT, (2,))])
-    assert seed_dropout(ir.from_proto(helper.make_model(graph)), others=True) is None
+    assert seed_dropout(ir.from_proto(helper.make_model(graph))) is None
 
 
 DRAWS = {
