@@ -19,6 +19,8 @@ from symbolics.graph.values import dtype_of, is_float, is_python_op, name_of
 from symbolics.graph.walk import walk
 from symbolics.node.metadata import pairing_of
 from symbolics.node.patterns import Patterns
+from symbolics.text import shown
+from symbolics.users import warn
 
 __all__ = ["check_gradients"]
 
@@ -41,6 +43,8 @@ def check_gradients(
     seed: int = 0,
 ) -> float:
     """Compare the gradient graph of a model with central differences, in float64.
+
+    Where everything that is compared is zero, a warning says so: the values that were made up show nothing then.
 
     Args:
         model: What `build_gradient_graph` takes. It runs on onnx's reference evaluator.
@@ -69,7 +73,7 @@ def check_gradients(
     current = _in_double(own_copy(model))
     targets = None if wrt is None else list(wrt)
     feeds = {name_of(v): _value(v, (inputs or {}).get(name_of(v)), rng) for v in current.graph.inputs if not v.is_initializer()}
-    worst = 0.0
+    worst, all_zero = 0.0, True
     for level in range(1, order + 1):
         training = build_gradient_graph(current, wrt=targets, overrides=overrides)
         pairing = pairing_of(training)
@@ -88,14 +92,26 @@ def check_gradients(
             for i in rng.permutation(x.size)[:samples]:
                 numeric = _difference(forward, feeds, cotangents, name, x, int(i), step)
                 error = abs(numeric - g.flat[i]) / scale
-                worst = max(worst, error)
+                worst, all_zero = max(worst, error), all_zero and numeric == 0
                 if not error <= tolerance:
                     index = tuple(int(k) for k in np.unravel_index(i, x.shape))
                     raise AssertionError(
                         f"order {level}: the gradient of {name!r} at {index} is {g.flat[i]:.9g}, finite differences say {numeric:.9g}"
                     )
+        if level == 1 and all_zero and targets:
+            _say_zeros(feeds, inputs or {})
         feeds, current = feeds_in, training
     return worst
+
+
+def _say_zeros(feeds: _Arrays, given: Mapping[str, Any]) -> None:
+    """Nothing was shown: no output moves with anything that was moved."""
+    made = [name for name, value in feeds.items() if name not in given and value.dtype.kind in "iub"]
+    zeros = f": it was given zeros for {', '.join(map(shown, made[:4]))}{', ...' if len(made) > 4 else ''}" if made else ""
+    warn(
+        f"check_gradients compared nothing but zeros: no output of the model changes where its values are moved{zeros}. "
+        "Give values at which it does, in inputs={name: array}"
+    )
 
 
 def _difference(forward: _Function, feeds: _Arrays, cotangents: _Arrays, name: str, x: np.ndarray, i: int, step: float) -> float:

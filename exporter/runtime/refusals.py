@@ -20,6 +20,9 @@ _WAYS_OUT = {
     r"tensor\(bfloat16\)' of input parameter": "That operator takes bfloat16 from a later opset on, or never, and onnxruntime's CPU has hardly a kernel for it: "
     "export the model in float32",
     r"pythonop[\w.]*:\w+\(-?\d+\) is not a registered function/op": "This release of pythonop has no such operator: install a newer one",
+    "Got invalid dimensions for input": "The file has that size fixed: give arrays of it, or export with that axis open (dynamic_shapes=, --dynamic)",
+    "[Oo]ut of range value in index|indices element out of (data )?bounds": "An index among the inputs is out of range, or a label: labels count from 0 to the "
+    "number of classes less one",
     "is not a registered function/op": "This onnxruntime has no such operator: install a newer one, or give sess_options with the library that has it "
     "(register_custom_ops_library)",
 }

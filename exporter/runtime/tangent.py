@@ -139,9 +139,14 @@ class PythonOpTangent(PythonOp):
         return list(found)
 
     def _no_tangent(self, why: str) -> RunError:
-        return RunError(
-            f"{self.title}: the Function has no jvp, and its backward does not give a tangent: {why}.\n"
-            "  way out: define jvp in the Function, or export with inline= or portable= for it"
+        if isinstance(self.function, type) and issubclass(self.function, torch.autograd.Function):
+            return RunError(
+                f"{self.title}: the Function has no jvp, and its backward does not give a tangent: {why}.\n"
+                "  way out: define jvp in the Function, or export with inline= or portable= for it"
+            )
+        return RunError(  # an operator or a module has no place for a jvp, and is here since it is no ONNX operator
+            f"{self.title}: its gradient, which the tangent comes from, cannot be differentiated: {why}.\n"
+            "  way out: put what has no second derivative into an autograd Function with a jvp, and leave the rest outside of opaque="
         )
 
 

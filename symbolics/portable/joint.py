@@ -7,6 +7,7 @@ A graph holds neither Python nor branches, so a call is refused, with the reason
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,8 @@ from symbolics.portable.rewrites import Rewrites
 
 __all__ = ["Joint", "Untraceable", "trace"]
 
+#: Of a tracer that meets control flow as an operator.
+_NO_RULE = re.compile(r"no rule registered for HigherOrderOperator (\w+)")
 _FRESH = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
 
 
@@ -336,4 +339,6 @@ def _reason(error: BaseException) -> str:
         return "the sizes of its results depend on the values of a tensor"
     if private.is_data_dependent(error):
         return f"what it does depends on the values of a tensor ({text[:160]})"
+    if found := _NO_RULE.search(str(error)):
+        return f"it calls torch's {found[1]}, whose branches and bodies no portable Function holds: write the loop in Python, or leave portable= out for it"
     return f"on tensors without values it raises {type(error).__name__}{': ' if text else ''}{text[:200]}"

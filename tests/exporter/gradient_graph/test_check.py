@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -107,3 +109,15 @@ def test_the_evaluator_computes_what_onnxruntime_does(call):
     assert found.dtype == expected.dtype
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     assert exporter.check_gradients(model, order=1, inputs={"x": x}) < 1e-5
+
+
+def test_zeros_alone_show_nothing():
+    """Integers are zeros where none are given: here they make everything zero."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> g (float[3] x, int64[3] k) => (float[3] y) { f = Cast<to = 1>(k) y = Mul(x, f) }"""
+    )
+    with pytest.warns(exporter.PythonopWarning, match=r"nothing but zeros: .*zeros for k\. .*inputs="):
+        assert exporter.check_gradients(model, wrt=["x"]) == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert exporter.check_gradients(model, wrt=["x"], inputs={"k": np.array([1, 0, 2])}) < 1e-9

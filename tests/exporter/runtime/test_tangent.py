@@ -182,6 +182,21 @@ def test_a_backward_that_gives_no_tangent_is_named(function, why):
             run(feeds)
 
 
+class Inside(torch.nn.Module):
+    def forward(self, x):
+        return zoo.OnceWithoutJvp.apply(x * 2.0)
+
+
+def test_a_module_that_gives_no_tangent_is_told_another_way():
+    """It has no place for a jvp, and cannot be portable."""
+    graph = build_tangent_graph(exporter.export(torch.nn.Sequential(Inside()), (torch.randn(3, 4),), opaque=[Inside]))
+    session = exporter.inference_session(graph, allow=[Inside])
+    feeds = {value.name: np.ones(value.shape, np.float32) for value in session.get_inputs()}
+    with pytest.raises(RunError, match=r"PythonOpTangent '.*Inside.*cannot be differentiated") as caught:
+        session.run(None, feeds)
+    assert "jvp, and leave the rest outside of opaque=" in str(caught.value) and "portable" not in str(caught.value)
+
+
 def test_what_jvp_raises_comes_as_it_was():
     _, x, graph = built(lambda x, w: zoo.RaisesInJvp.apply(x * w), True)
     feeds = {"x": x.numpy(), **{name: np.ones((3, 4), np.float32) for name in tangents_of(graph).inputs.values()}}

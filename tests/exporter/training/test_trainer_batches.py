@@ -34,8 +34,10 @@ def test_batches_that_do_not_fit():
     ):
         with pytest.raises(ArgumentError, match=words.replace(".", r"\.")):
             trainer.step(batch)
-    with pytest.raises(exporter.RunError):
+    with pytest.raises(exporter.RunError, match="has that size fixed: .*dynamic_shapes="):
         trainer.step({**good, x: torch.zeros(5, 3)})
+    with pytest.raises(exporter.RunError, match="labels count from 0"):
+        trainer.step({**good, target: batches[0][1] + 100})
     with pytest.raises(ArgumentError, match="no evaluation"):
         trainer.evaluate({x: batches[0][0]})
     assert trainer.save() == before
