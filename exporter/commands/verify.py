@@ -87,6 +87,7 @@ def verify(
     The file is run by onnxruntime in a fresh process. The exit status is 0 where all tensors are equal within what their
     type can do, 1 where one differs, 2 where the comparison could not be made.
     """
+    from exporter.verification.notes import ALWAYS
     from exporter.verification.verify import verify as run
 
     *files, target = targets
@@ -139,6 +140,10 @@ def verify(
             click.echo(json.dumps(report.as_json()))
         else:
             shared.show(report.render())
+            if shared.loud() < 0:  # equal numbers do not answer these
+                for note in report.notes:
+                    if note.title in ALWAYS:
+                        click.echo(clean(f"{note.title}: {note.text}", 2000), err=True)
             if html is not None:
                 shared.show(Text(f"wrote {clean(str(html))}"))
         if not report.ok:

@@ -27,7 +27,7 @@ __all__ = ["OpaqueNode", "PortableCall", "Program", "model_bytes", "save_model",
 # protobuf cannot write more than 2 GiB; torch.onnx switches to external data here, so do we.
 _EXTERNAL_ABOVE = 1536 * 1024 * 1024
 _LARGEST = 2**31
-_A_FUNCTION, _AN_OPERATOR = "it is an autograd Function", "it is an operator of torch.library"
+_A_FUNCTION, _AN_OPERATOR = "it is called as an autograd Function", "it is called as an operator of torch.library"
 # Bytes of a tensor that is not worth an entry in another file.
 _SMALL = 256
 

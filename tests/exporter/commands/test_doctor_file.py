@@ -69,7 +69,7 @@ def test_what_a_file_needs(program, tmp_path):
     found = json.loads(doctor(tmp_path / "model.onnx", "--json").stdout)
     assert {each["function"]: (each["kind"], each["reason"]) for each in found["python"]} == {
         f"{HERE}:Branch": ("module", "opaque= names it"),
-        f"{HERE}:Double": ("Function", "it is an autograd Function"),
+        f"{HERE}:Double": ("Function", "it is called as an autograd Function"),
         "aten::linalg_solve.default": ("operator", "torch.onnx cannot translate it"),
     }
     assert set(found["allow"]) == {f"{HERE}:Branch", f"{HERE}:Double", "aten::linalg_solve.default"}

@@ -113,6 +113,27 @@ def warns():
     return nn.Linear(3, 2), (torch.ones(2, 3),)
 
 
+class WithoutBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2.0
+
+
+class Forward(torch.nn.Module):
+    def forward(self, x):
+        return WithoutBackward.apply(x)
+
+
+def has_no_backward():
+    return Forward(), (torch.randn(2, 3),)
+
+
+def test_a_quiet_verify_says_what_equal_numbers_do_not(run):
+    result = run("verify", f"{HERE}:has_no_backward", "-q")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr.startswith("Outputs alone: ")
+
+
 @pytest.fixture
 def _all_warnings():
     with warnings.catch_warnings():
