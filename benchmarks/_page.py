@@ -133,7 +133,7 @@ def _pivoted(about: About, cells: list[tuple[str, str, dict[str, Any]]]) -> Iter
         by_row.setdefault(row, {})[column] = figure
     notes = {row: "; ".join(dict.fromkeys(f["note"] for f in found.values() if f["note"])) for row, found in by_row.items()}
     noted = any(notes.values()) and about.pivot == "rows"
-    yield "| | " + " | ".join(_plain(about.names.get(column, column)) for column in columns) + (" | |" if noted else " |")
+    yield "| what | " + " | ".join(_plain(about.names.get(column, column)) for column in columns) + (" | note |" if noted else " |")
     yield "|---|" + "---:|" * len(columns) + ("---|" if noted else "")
     for row, found in by_row.items():
         values = " | ".join(_value(found[column]) if column in found else "" for column in columns)
@@ -143,7 +143,7 @@ def _pivoted(about: About, cells: list[tuple[str, str, dict[str, Any]]]) -> Iter
 
 def _listed(figures: list[dict[str, Any]]) -> Iterator[str]:
     noted = any(figure["note"] for figure in figures)
-    yield "| | measured | runs |" + (" |" if noted else "")
+    yield "| what | measured | runs |" + (" note |" if noted else "")
     yield "|---|---:|---:|" + ("---|" if noted else "")
     for figure in figures:
         row = f"| {_plain(figure['what'])} | {_value(figure)} | {figure['runs'] or ''} |"

@@ -104,7 +104,7 @@ def test_a_table_of_models_and_contenders(tmp_path):
     ]
     _page.record(told("training_step", *rows), tmp_path)
     lines = section(_page.page(_page.records(tmp_path)), "Training steps").splitlines()
-    assert '| | step | loaded | memory, `recompute="auto"` | |' in lines
+    assert '| what | step | loaded | memory, `recompute="auto"` | note |' in lines
     assert "| the same, batch 2 x 128 | **0.70** (0.65) | 0.60 (0.65) |  | eager 50 ms |" in lines
     assert "| four times convolution, BatchNorm, ReLU, batch 16 x 3 x 32 x 32 | 0.90 (1) | 1.23 | 0.50 |  |" in lines
     assert "| alone | 2.00 | 15 |" in lines
@@ -114,7 +114,7 @@ def test_a_table_of_sizes(tmp_path):
     rows = [figure(f"{size} nodes: {what}", size / 100, "us a node") for size in (300, 3000) for what in ("step", "build")]
     _page.record(told("scale", *rows, figure("step: growth of a node's, 300 to 3000", 1.5, limit=1.8)), tmp_path)
     lines = section(_page.page(_page.records(tmp_path)), "Scale").splitlines()
-    assert "| | 300 nodes | 3000 nodes |" in lines and "| build | 3 us a node | 30 us a node |" in lines
+    assert "| what | 300 nodes | 3000 nodes |" in lines and "| build | 3 us a node | 30 us a node |" in lines
     assert "| step: growth of a node's, 300 to 3000 | 1.50 (1.8) | 15 |" in lines
 
 
