@@ -51,8 +51,8 @@ def doctor_file(
         click.echo(json.dumps(facts))
     else:
         show(_shown(needs, str(file), facts.get("time"), facts.get("placements")))
-    if needs.damage:
-        for line in needs.damage if not as_json else ():
+    if found := [*needs.damage, *([needs.invalid] if needs.invalid else [])]:
+        for line in found if not as_json else ():
             click.echo(line, err=True)
         context.exit(1)
 
@@ -112,6 +112,8 @@ def _lines(needs: Needs, time: dict[str, Any] | None) -> Iterator[str]:
     beside = f", and {needs.gradients} for their gradients" if needs.gradients else ""
     if needs.damage:
         yield "the file is damaged, or its data is not there: nothing can open it so"
+    elif needs.invalid:
+        yield "the file is not valid ONNX: a runtime need not open it"
     elif needs.runs_anywhere:
         yield f"none of its {needs.nodes} nodes needs Python: any runtime of ONNX runs it"
     elif count or needs.gradients:

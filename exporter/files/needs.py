@@ -14,6 +14,7 @@ from exporter.files.data_facts import DataFacts, data_of
 from exporter.files.inspect import inspect_model
 from exporter.files.program import Program
 from exporter.files.read import open_model
+from exporter.files.valid import invalid
 from symbolics.graph.values import function_of, is_mark, is_python_op
 from symbolics.graph.walk import walk
 from symbolics.node.names import CALL_ATTRIBUTE, ORT_DOMAIN, OWN_DOMAIN, is_operator
@@ -52,6 +53,7 @@ class Needs:
         domains: The domains, beside ONNX's own and those that the file defines, whose operators it has: a runtime has to know them. Without Python's.
         data: The files that values of tensors are in.
         damage: What is wrong with the file, in words: it cannot be opened.
+        invalid: Why it is no valid ONNX, in the words of onnx.checker; "" where it is, or where it is damaged.
     """
 
     nodes: int
@@ -61,11 +63,12 @@ class Needs:
     domains: list[str] = field(default_factory=list)
     data: list[DataFacts] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
+    invalid: str = ""
 
     @property
     def runs_anywhere(self) -> bool:
-        """Whether any runtime of ONNX runs it."""
-        return not (self.damage or self.python or self.gradients or self.domains)
+        """Whether any runtime of ONNX runs it: it is valid, and needs neither Python nor operators beside ONNX's own."""
+        return not (self.damage or self.invalid or self.python or self.gradients or self.domains)
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -104,6 +107,7 @@ def needs_of(source: str | os.PathLike[str] | ir.Model) -> Needs:
         sorted(others),
         facts.data,
         damage,
+        "" if damage else invalid(model),
     )
 
 

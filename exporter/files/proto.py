@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ __all__ = [
     "MissingFileError",
     "NoModelError",
     "UnreadableFileError",
+    "check_plain",
     "check_proto",
     "check_there",
     "graphs",
@@ -182,7 +184,10 @@ def parsed(source: Any) -> tuple[onnx.ModelProto, Path]:
         if isinstance(source, bytes):
             proto, folder = onnx.load_model_from_string(source), Path()
         else:
+            check_plain(source)
             proto, folder = onnx.load(source, load_external_data=False), Path(source).parent
+    except PythonopError:
+        raise
     except OSError as error:
         kind = MissingFileError if isinstance(error, FileNotFoundError) else UnreadableFileError
         raise kind(f"cannot read {clean(os.fspath(source))}: {error.strerror or error}") from error
@@ -192,6 +197,18 @@ def parsed(source: Any) -> tuple[onnx.ModelProto, Path]:
     if not proto.ir_version or not proto.HasField("graph") or not proto.opset_import:
         raise _unreadable(source, ValueError("it has no graph"))
     return proto, folder
+
+
+def check_plain(path: str | os.PathLike[str]) -> None:
+    """Refuse what never ends, or waits for a writer: a pipe or a device in the place of a file.
+
+    Raises:
+        UnreadableFileError: It is one.
+        OSError: There is nothing, or the system does not say.
+    """
+    kind = os.stat(path).st_mode
+    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):  # who reads a folder says that it is one
+        raise UnreadableFileError(f"cannot read {clean(os.fspath(path))}: it is no plain file. Copy what it gives into one")
 
 
 def title_of(source: Any) -> str:

@@ -16,7 +16,7 @@ from symbolics.node.backward import complete
 from symbolics.node.metadata import check_version
 from symbolics.text import shown
 
-__all__ = ["check_complete", "open_model"]
+__all__ = ["check_complete", "check_order", "open_model"]
 
 
 def open_model(source: Any, *, data: bool = True) -> ir.Model:
@@ -35,7 +35,11 @@ def open_model(source: Any, *, data: bool = True) -> ir.Model:
     source = inner_model(source)
     with reading(source):
         if isinstance(source, ir.Model):
-            model = source.clone()
+            try:
+                model = source.clone()
+            except (ValueError, RuntimeError):
+                check_order(source)
+                raise
             _check_model(model, data)
         else:
             proto, folder = parsed(source)
@@ -89,8 +93,17 @@ def check_complete(model: ir.Model) -> None:
     """
     if not model.graph.outputs:
         raise FormatError("the model has no outputs: it is no ONNX model, or it is cut off")
-    _check_values(model.graph, set())
+    check_order(model)
     check_data(model)
+
+
+def check_order(model: ir.Model) -> None:
+    """Check that each value is made before it is read: a graph that reads in a circle, too, has one that is not.
+
+    Raises:
+        FormatError: One is not; the message names it and the node that reads it.
+    """
+    _check_values(model.graph, set())
 
 
 def _check_model(model: ir.Model, data: bool) -> None:

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from exporter.errors import short
 from exporter.files.program import Program
+from exporter.files.proto import UnreadableFileError, check_plain
 from exporter.files.read import open_model
 from symbolics.errors import ArgumentError, FormatError
 from symbolics.graph.values import dtype_of, name_of
@@ -160,7 +161,10 @@ def saved_bytes(saved: Any, taker: str) -> bytes:
     """
     if isinstance(saved, (str, os.PathLike)):
         try:
+            check_plain(saved)
             return Path(saved).read_bytes()
+        except UnreadableFileError:
+            raise
         except (OSError, ValueError) as error:
             raise FormatError(f"{shown(str(saved))} cannot be read: {reason(error)}") from error
     if not isinstance(saved, (bytes, bytearray, memoryview)):

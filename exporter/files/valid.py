@@ -10,14 +10,15 @@ import onnx_ir as ir
 
 import symbolics.node.schema  # noqa: F401  (the checker knows the operators of ours from there)
 from exporter.files.places import Places
+from exporter.files.read import check_order
 from exporter.files.skeleton import skeleton
-from symbolics.errors import ExportError
+from symbolics.errors import ExportError, FormatError
 from symbolics.graph.values import function_of, is_python_op
 from symbolics.graph.walk import walk
 from symbolics.node.names import MODULE_PROPERTY, SOURCE_PROPERTY
 from symbolics.text import clean, reason, shown
 
-__all__ = ["check_halves", "check_valid", "node_in"]
+__all__ = ["check_halves", "check_valid", "invalid", "node_in"]
 
 #: From this opset on, most operators of floating point numbers take bfloat16.
 _ALL_HALVES = 22
@@ -52,9 +53,29 @@ def check_valid(model: ir.Model) -> onnx.ModelProto:
                 raise ExportError(
                     f"the model is not valid ONNX: its {kind} {shown(value.name or '')!r} has no {what}{'' if maker is None else _line(model, maker)}"
                 )
+    return _checked(model)
+
+
+def invalid(model: ir.Model) -> str:
+    """What onnx.checker says of a model that is not valid ONNX, in one line; "" of one that is. Outputs without a shape are valid here."""
+    opset, newest = model.opset_imports.get("", 1), onnx.defs.onnx_opset_version()
+    if not 1 <= opset <= newest:  # the checker takes the newest operators that it knows
+        return f"the model has opset {opset}: onnx {onnx.__version__} knows 1 to {newest}"
+    try:
+        _checked(model)
+    except ExportError as error:
+        return " ".join(str(error).split())
+    return ""
+
+
+def _checked(model: ir.Model) -> onnx.ModelProto:
     try:
         copied = model.clone()  # another thread may read the model
     except (RuntimeError, ValueError) as error:
+        try:
+            check_order(model)
+        except FormatError as unordered:
+            raise ExportError(f"the model is not valid ONNX: {unordered}") from error
         raise ExportError(f"the model is not valid ONNX: {reason(error)}") from error
     proto = skeleton(copied)
     try:

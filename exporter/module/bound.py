@@ -201,7 +201,8 @@ class Bound:
         if private.is_tracing() or (torch.compiler.is_compiling() and private.captures_here()):
             raise RunError(
                 "a loaded file runs in onnxruntime, where torch.jit.trace, torch.export and torch.onnx.export see nothing.\n"
-                "  way out: the file is the graph; save(path) of the loaded module writes it with the weights of now"
+                "  way out: the file is the graph; save(path) of the loaded module writes it with the weights of now. To export a bigger model\n"
+                "  around it, put the original module in its place, with original.load_state_dict(loaded.state_dict())"
             )
         self._check_mode(module, training)
         state = self._state_of(module)  # first: of a module of another type, the input is not what is wrong

@@ -17,13 +17,13 @@ import onnx_ir as ir
 
 from exporter.runtime.facts import ShapeAndType
 
-__all__ = ["GUESTS", "Accelerator", "Optimized", "Request", "Update", "accelerator"]
+__all__ = ["GUESTS", "Accelerator", "Optimized", "Request", "Update", "accelerator", "switched_off"]
 
 #: The modules that have an ``ACCELERATOR``. Only the first that takes a session's providers is asked: another one for the CPU goes in front.
 GUESTS = ["exporter.cpu.accelerator"]
 
-#: "0": no accelerator, in the whole process.
-_SWITCH = "PYTHONOP_ACCELERATE"
+#: No accelerator, in the whole process, where it has one of these values.
+_SWITCH, _OFF = "PYTHONOP_ACCELERATE", ("0", "false", "no", "off")
 
 Part = Literal["inference", "forward", "backward", "step"]
 
@@ -104,7 +104,12 @@ def accelerator(providers: Sequence[Any] | None, accelerate: bool = True) -> Acc
         providers: As onnxruntime.InferenceSession has them; None: the CPU.
         accelerate: False: none.
     """
-    if not accelerate or os.environ.get(_SWITCH) == "0":
+    if not accelerate or switched_off():
         return None
     guests: list[Accelerator] = [importlib.import_module(name).ACCELERATOR for name in GUESTS]
     return next((guest for guest in guests if guest.takes(providers or ())), None)
+
+
+def switched_off() -> bool:
+    """Whether the environment leaves accelerators out: ``PYTHONOP_ACCELERATE=0``, or false, no, off."""
+    return os.environ.get(_SWITCH, "").strip().lower() in _OFF

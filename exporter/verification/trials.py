@@ -14,6 +14,7 @@ from exporter.forward.export import export
 from exporter.gradient_graph.build import build_gradient_graph
 from exporter.module.load import load
 from exporter.runtime.absent import NO_ONNXRUNTIME
+from exporter.runtime.accelerate import accelerator, switched_off
 from exporter.runtime.library import available
 from exporter.runtime.reference import reference_evaluator
 from symbolics.capture.interception import TESTED
@@ -136,6 +137,17 @@ def _providers() -> str:
     return ", ".join([*onnxruntime.get_available_providers(), *plugins])
 
 
+def _accelerator() -> str:
+    if switched_off():
+        raise NotThere("PYTHONOP_ACCELERATE leaves them out")
+    if importlib.util.find_spec("onnxruntime") is None:
+        raise NotThere(NO_ONNXRUNTIME)
+    guest = accelerator(None)
+    if guest is None or guest.library is None:
+        raise NotThere("this install has no compiled code: graphs run on onnxruntime's own kernels")
+    return "run parts of a graph; PYTHONOP_ACCELERATE=0 leaves them out"
+
+
 def _report() -> str:
     if importlib.util.find_spec("jinja2") is None:
         raise NotThere(extra("report"))
@@ -151,5 +163,6 @@ TRIALS: dict[str, Callable[[], str]] = {
     "onnx.reference": _reference,
     "without Python (portable=)": _portable,
     "onnxruntime's providers": _providers,
+    "pythonop's CPU kernels": _accelerator,
     "page of verify": _report,
 }

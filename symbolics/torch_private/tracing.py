@@ -125,14 +125,22 @@ def written_arguments(target: Any) -> list[int]:
     return [i for i, argument in enumerate(target._schema.arguments) if argument.alias_info is not None and argument.alias_info.is_write]
 
 
+#: The file of torch that asks sizes how a tensor lies in memory.
+_LAYOUT = "_prims_common"
+
+
 def condition_on_sizes(env: Any) -> str | None:
     """A condition on symbolic sizes under which alone a trace holds; None where it holds for all sizes from 2 on."""
     import sympy
 
+    sizes = {guard.expr.lhs for guard in env.guards if isinstance(guard.expr, sympy.Ne) and guard.expr.rhs in (0, 1)}
+    several = {size: 2 + sympy.Dummy(integer=True, nonnegative=True) for size in sizes if not size.is_symbol}
     for guard in env.guards:
         condition = guard.expr
         if isinstance(condition, sympy.Ne) and condition.rhs in (0, 1):
             continue
+        if _LAYOUT in str(guard.sloc):  # torch asks for strides: of sizes such as n - 1, too, which are 2 or more as n is
+            condition = condition.subs(several)
         if condition in (sympy.true, True) or not condition.free_symbols or _always_holds(condition):
             continue
         return str(condition)

@@ -343,11 +343,16 @@ def test_quiet_exporter(caplog):
     def theirs(x):
         raise AssertionError
 
+    class Both(torch.nn.Module):
+        def forward(self, x, y):
+            return x + y
+
     model, args = torch.nn.ReLU().train(), (torch.ones(2),)
     for function in (ours, theirs):
         function.__annotations__ = {"x": "no type"}
     table = {torch.ops.aten.erfinv.default: ours, torch.ops.aten.erfc.default: theirs}
     told = ["ours", "torchvision is not installed", "requested opset_version 9", "ONNX C API", "in training mode"]
+    told += ["The axis name: rows will not be used"]
     told += ["LeafSpec"] if TorchVersion(torch.__version__) < "2.15" else []
     registration = logging.getLogger("torch.onnx._internal.exporter._registration")
 
@@ -360,6 +365,7 @@ def test_quiet_exporter(caplog):
             for context in contexts:
                 stack.enter_context(context)
             torch.onnx.export(model, args, dynamo=True, verbose=False, custom_translation_table=table, opset_version=9)
+            torch.onnx.export(Both(), (args[0], args[0]), dynamo=True, verbose=False, dynamic_shapes=({0: "rows"}, {0: "rows"}))
             registration.warning("torchvision is not installed. Skipping %s", "torchvision::nms")  # which it says once a process
         texts = "\n".join((caplog.text, *(str(warning.message) for warning in caught)))
         assert "theirs" in texts

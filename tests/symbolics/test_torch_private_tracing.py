@@ -101,9 +101,11 @@ def test_lift_constants():
         (lambda x: x + 1 if x.shape[0] > 4 else x, "4"),
         (lambda x: x * int(x.shape[0]), "5"),
         (lambda x: x + 1 if torch.sym_min(x.shape[0], x.shape[0] * x.shape[0]) == x.shape[0] else x, None),
+        (lambda x: torch.eye(x.shape[0] - 1) * x[:-1, None], None),
+        (lambda x: x + 1 if (x.shape[0] - 1) ** 2 >= 2 else x, "2"),
         (lambda x: x + 1 if torch.sym_min(x.shape[0] * 2, x.shape[0] + 7) == x.shape[0] * 2 else x, "Min"),
     ],
-    ids=["none", "a branch", "a number", "true of all sizes", "true of some sizes"],
+    ids=["none", "a branch", "a number", "true of all sizes", "strides of n - 1", "a branch on n - 1", "true of some sizes"],
 )
 def test_condition_on_sizes(function, condition):
     env, mode, (x,) = fakes(torch.zeros(5))

@@ -100,6 +100,35 @@ def test_a_damaged_file_is_an_error_and_no_traceback(program, text, place, tmp_p
     assert done.exit_code == 2 and "the file is damaged" in " ".join(done.output.split()), done.output
 
 
+def _cycle(proto):
+    proto.graph.node[0].input[0] = proto.graph.output[0].name
+
+
+def _opset(proto):
+    proto.opset_import[0].version = 99
+
+
+def _operator(proto):
+    proto.graph.node[0].op_type = "NoSuchOp"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"), [(_cycle, "nothing before it makes"), (_opset, "opset 99"), (_operator, "as onnx.checker says")]
+)
+def test_a_file_that_is_not_valid_runs_nowhere(spoil, words, tmp_path):
+    """It needs no Python, and no runtime opens it."""
+    model = onnx.parser.parse_model('<ir_version: 8, opset_import: ["" : 17]> g (float[3] x) => (float[3] y) { a = Relu(x) y = Neg(a) }')
+    onnx.save(model, tmp_path / "model.onnx")
+    done = doctor(tmp_path / "model.onnx", "--json")
+    assert done.exit_code == 0 and json.loads(done.stdout)["runs_anywhere"] and not json.loads(done.stdout)["invalid"]
+    spoil(model)
+    onnx.save(model, tmp_path / "model.onnx")
+    done = doctor(tmp_path / "model.onnx", "--json")
+    assert done.exit_code == 1 and not json.loads(done.stdout)["runs_anywhere"]
+    done = doctor(tmp_path / "model.onnx")
+    assert "need not open it" in done.stdout and words in done.stderr
+
+
 def test_a_file_with_tangents(tmp_path):
     program = exporter.export(nn.Sequential(nn.Linear(4, 4), Doubled()), (torch.randn(4, 4),), dynamo=False)
     save_model(exporter.build_tangent_graph(program), tmp_path / "tangent.onnx")

@@ -145,6 +145,24 @@ def test_no_model(read, tmp_path):
 
 
 @everybody
+def test_a_pipe_is_no_file(read, tmp_path):
+    """Who opened it would wait for a writer."""
+    os.mkfifo(tmp_path / "model.onnx")
+    with pytest.raises(FormatError, match=r"cannot read .*model\.onnx: it is no plain file"):
+        read(tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize("command", ["gradient", "tangent", "quantize", "draw"])
+def test_a_graph_that_reads_in_a_circle(command, tmp_path):
+    proto = model()
+    proto.graph.node[0].input[0] = "y"
+    onnx.save(proto, tmp_path / "model.onnx")
+    result = CliRunner().invoke(main, [command, str(tmp_path / "model.onnx"), "-o", str(tmp_path / "out.html")])
+    assert result.exit_code == 2
+    assert "reads 'y', which nothing before it makes" in " ".join(result.output.split()), result.output
+
+
+@everybody
 def test_a_newer_format(read):
     proto = model()
     proto.metadata_props.add(key="pythonop.version", value="99")

@@ -165,6 +165,12 @@ def test_it_is_asked_for_each_part(net, guest):
     assert all(request.carried is None for request in others)
 
 
+@pytest.mark.parametrize(("value", "off"), [("0", True), ("False", True), ("no", True), ("off ", True), ("", False), ("1", False)])
+def test_the_variable_has_more_than_one_way_to_say_no(monkeypatch, value, off):
+    monkeypatch.setenv("PYTHONOP_ACCELERATE", value)
+    assert (accelerator(None) is None) is off
+
+
 @pytest.mark.parametrize("way", ["argument", "environment"])
 def test_without_one_a_step_is_stock_onnxruntimes(net, guest, monkeypatch, way):
     if way == "environment":

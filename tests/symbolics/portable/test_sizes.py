@@ -195,3 +195,24 @@ class OfTwo(torch.nn.Module):
 def test_an_open_and_fixed_sizes(function, second, dynamo):
     torch.manual_seed(0)
     check(OfTwo(function), dynamo, (5, 4), (3, 8, 1), second)
+
+
+class Corner(torch.autograd.Function):
+    """A matrix of one row less than there are, whose strides torch asks for."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * torch.diag_embed(x[:-1, 0]).sum()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g + torch.eye(g.shape[0] - 1, dtype=g.dtype).sum()
+
+
+class Cornered(torch.nn.Module):
+    def forward(self, x):
+        return Corner.apply(x)
+
+
+def test_a_square_matrix_of_a_size_less_one(dynamo):
+    check(Cornered(), dynamo, sizes=(5, 9, 3))

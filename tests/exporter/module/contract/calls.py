@@ -173,7 +173,7 @@ for _name, _make in (("torch.jit.trace", _traced), ("torch.export.export", lambd
         FUNC,
         f"`{_name}` of it",
         refused=r"runs in onnxruntime, where torch\.jit\.trace.*way out",
-        way="`module.save(path)`: the file is the graph",
+        way="`module.save(path)`: the file is the graph. In a bigger model, put the original module in its place, with `load_state_dict(module.state_dict())`",
     )(_run)
 
 
