@@ -33,7 +33,7 @@ from symbolics.node.classes import (
     why_not_plain,
 )
 from symbolics.node.names import is_operator, qualified_name, why_not_importable
-from symbolics.node.patterns import Patterns
+from symbolics.node.patterns import Patterns, pattern_of
 from symbolics.text import said, shown
 from symbolics.users import warn
 
@@ -69,7 +69,8 @@ def register(obj: T, name: str | None = None) -> T:
         ``obj``.
 
     Raises:
-        TypeError: ``obj`` has no name of its own and ``name`` is missing; or it is a plain value such as a number.
+        TypeError: ``obj`` has no name of its own and ``name`` is missing; or it is a plain value such as a number, or an operator, which
+            files name as torch does.
         ValueError: The name is empty, too long, or has control characters.
 
     Warns:
@@ -80,6 +81,10 @@ def register(obj: T, name: str | None = None) -> T:
     """
     if type(obj) in _VALUES:
         raise TypeError(f"exporter.register: {obj!r} is a plain value, files hold it as it is")
+    if isinstance(operator := pattern_of(obj), str) and operator is not obj:
+        raise TypeError(
+            f"exporter.register: files name the operator {operator} as torch does: the process that opens them gives allow=[{operator!r}]"
+        )
     if name is None:
         if not hasattr(obj, "__qualname__") or not isinstance(getattr(obj, "__module__", None), str):
             raise TypeError(f"exporter.register: an object of type {qualified_name(type(obj))} needs a name: register(obj, name)")
@@ -383,7 +388,9 @@ class Gate:
         except KeyError as error:
             module, _, qualname = name.partition(":")
             raise TrustError(
-                f"{shown(name)} is allowed, but {shown(module)} has no {shown(qualname)} here: install the version the model was exported with"
+                f"{shown(name)} is allowed, but {shown(module)} has no {shown(qualname)} here: install the version the model was exported with, or, if "
+                "it was renamed, leave a class of the old name behind",
+                faq=Faq.CHANGED,
             ) from error
 
 

@@ -13,8 +13,19 @@ from exporter.quantization.grids import WeightGrid, finer, fit_weight
 from exporter.quantization.groups import GroupGrid, fit_groups
 from exporter.quantization.quantizers import ELEMENTWISE, Missed, Quantizer
 from symbolics.graph.values import attr
+from symbolics.graph.walk import subgraphs, walk
 
-__all__ = ["MOVES", "OF_FLOAT32", "Product", "find_products", "group_weights", "only_reader", "sources_of", "weights_of"]
+__all__ = [
+    "MOVES",
+    "OF_FLOAT32",
+    "Product",
+    "find_products",
+    "group_weights",
+    "only_reader",
+    "products_in_bodies",
+    "sources_of",
+    "weights_of",
+]
 
 _PRODUCTS = {"Conv", "Gemm", "MatMul"}
 _FEWEST_AXES = {"Conv": 3, "Gemm": 2, "MatMul": 1}  # of a weight
@@ -194,6 +205,14 @@ def find_products(
             product.reason = _reason(product, constants, steps)
         found.append(product)
     return found
+
+
+def products_in_bodies(model: ir.Model) -> Iterator[Product]:
+    """The products in bodies of Scan, Loop and If: no quantiser is looked for there, and they stay in float."""
+    for node in model.graph:
+        for inner in (inner for body in subgraphs(node) for inner in walk(body)):
+            if not inner.domain and inner.op_type in _PRODUCTS | _FLOAT:
+                yield Product(inner, inner.op_type, None, [], reason=f"it is in the body of {node.op_type} {node.name}")
 
 
 def group_weights(products: Iterable[Product], constants: Constants, group: int | None) -> None:

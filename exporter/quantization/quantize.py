@@ -17,7 +17,7 @@ from exporter.quantization.evaluation import Constants
 from exporter.quantization.groups import SIZES
 from exporter.quantization.kernels import kernels_of
 from exporter.quantization.prepared import count_declared, forget, prepare
-from exporter.quantization.products import OF_FLOAT32, Product, find_products, group_weights, weights_of
+from exporter.quantization.products import OF_FLOAT32, Product, find_products, group_weights, products_in_bodies, weights_of
 from exporter.quantization.quantizers import Missed, Quantizer, find_quantizers
 from exporter.quantization.writer import Writer
 from symbolics.errors import ArgumentError, ExportError
@@ -176,6 +176,7 @@ def quantize(model: Any, *, weights: Literal["int4"] | None = None, group: int |
     products = find_products(copy, constants, grids, quantizers, missed)
     if weights is not None:
         group_weights(products, constants, group)
+    products += products_in_bodies(copy)
     if all(product.reason for product in products):
         raise _nothing(copy, products, quantizers, missed)
     rounded, writer = copy.clone(), Writer(copy)

@@ -46,9 +46,9 @@ def notice_branch(truth: torch.Tensor, dynamic: Collection[int]) -> None:
 
 
 def _say(frame: types.FrameType | None, condition: str, number: float | None = None) -> None:
-    name = "torch" if frame is None else frame.f_globals.get("__name__", "")
+    name = "torch" if frame is None else frame.f_globals.get("__name__")  # None: torch made the code, to check what it has assumed
     recorder = active_recorder()
-    if recorder is None or frame is None or name.split(".")[0] in ("torch", "symbolics", "exporter") or only_raises(frame):
+    if recorder is None or frame is None or not name or name.split(".")[0] in ("torch", "symbolics", "exporter") or only_raises(frame):
         return
     module, source = recorder.capture.sites.here()
     if source in recorder.capture.branches:

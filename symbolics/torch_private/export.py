@@ -189,7 +189,8 @@ def quiet_exporter(functions: Iterable[Any]) -> Iterator[None]:
     That it infers a signature for our ``functions``, which are none of onnxscript's; that torchvision is not there; that a model in training
     mode is exported in training mode (a file says its mode); that its own use of treespec is deprecated; that its own look at ``grad`` finds
     none at an input that is no leaf (which it hides itself, but not from ``-W error``); that an LSTM assigns its own list of weights; that two
-    axes that were given one name have one; that a version was not converted, which `exporter.forward.opset` says.
+    axes that were given one name have one; that a function which its own loops of RNNs call is going; that a version was not converted, which
+    `exporter.forward.opset` says.
     """
     names = {str(function) for function in functions}
 
@@ -209,6 +210,7 @@ def quiet_exporter(functions: Iterable[Any]) -> Iterator[None]:
                 "Exporting a model while it is in training mode", r"`isinstance\(treespec, LeafSpec\)` is deprecated",
                 "The .grad attribute of a Tensor that is not a leaf Tensor", r"The tensor attributes self\.\S*_flat_weights\[",
                 r"# The axis name: (.+) will not be used, since it shares the same shape constraints with another axis: \1\.",
+                "_check_is_size will be removed in a future PyTorch release",
             ):  # fmt: skip
                 warnings.filterwarnings("ignore", text)
             yield

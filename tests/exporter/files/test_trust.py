@@ -426,3 +426,10 @@ def test_plain_values_and_bad_names_cannot_be_registered():
     for name in ("", "a\nb", "x" * 600):
         with pytest.raises(ValueError, match="printable"):
             register({}, name)
+
+
+@pytest.mark.parametrize("operator", [torch.ops.aten.sin.default, torch.ops.aten.sin], ids=["overload", "packet"])
+def test_operators_are_named_in_allow(operator):
+    with pytest.raises(TypeError, match=r"files name the operator aten::sin(\.default)? as torch does.*allow=\['aten::sin"):
+        register(operator, "mypkg.sine")
+    assert "mypkg.sine" not in registered()

@@ -382,3 +382,23 @@ def test_a_comparison_says_on_what_it_was_made():
     assert str(quantized.compare({"x": one})).startswith("1 input, beside")
     many = quantized.compare(*({"x": np.zeros((size, 4), np.float32)} for size in range(1, 7)))
     assert "float32[4, 4] and 2 more\n" in str(many)
+
+
+def test_products_in_bodies_are_counted():
+    """They stay in float, and were left out of the report."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> g (float[2, 2] x, bool c) => (float[2, 2] y)
+        <float s = {0.1}, uint8 z = {128}, int8[2, 2] v = {1, -127, 3, 4}, float t = {0.01}, int8 o = {0}, float[2, 2] f = {1, 2, 3, 4}>
+        {
+            q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)  w = DequantizeLinear(v, t, o)
+            m = MatMul(d, w)
+            y = If(c) <
+                then_branch = first () => (float[2, 2] a) { a = MatMul(m, f) },
+                else_branch = second () => (float[2, 2] b) { b = Identity(m) }>
+        }"""
+    )
+    quantized = exporter.quantize(model)
+    assert [bool(each.kernel) for each in quantized.products] == [True, False]
+    assert quantized.products[1].reason.startswith("it is in the body of If")
+    assert str(quantized).startswith("1 of 2 products run in integers")
+    assert not exporter.quantize(model, weights="int4").products[1].kernel

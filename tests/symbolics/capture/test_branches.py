@@ -78,6 +78,26 @@ def test_checks_and_known_sizes_are_not(function, dynamo):
     assert said(function, dynamo) == []
 
 
+class Transposed(torch.nn.Module):
+    """As behind convolutions: torch's loop over the steps asks how the tensor lies in memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.gru = torch.nn.GRU(4, 3, batch_first=True)
+
+    def forward(self, x):
+        return self.gru(x.transpose(1, 2))[0]
+
+
+@pytest.mark.parametrize("open_sizes", [{0: "batch"}, {0: "batch", 2: "frames"}])
+def test_what_torch_asks_of_strides_in_a_loop_of_its_own_is_no_branch(open_sizes):
+    torch.compiler.reset()  # torch compiles the loop, and takes what it has compiled for other open sizes
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        program = exporter.export(Transposed().eval(), (torch.randn(3, 4, 6),), dynamic_shapes=(open_sizes,))
+    assert program.model.graph.inputs[0].shape[0] == "batch"
+
+
 @pytest.mark.parametrize("function", [halved, remainder, looked_up])
 def test_a_number_of_an_open_size_is_said_once(function, dynamo):
     (message,) = said(function, dynamo, "a number of the size of")
