@@ -80,7 +80,7 @@ def trace(record: Record, used: Sequence[bool], decompositions: dict[Any, Any]) 
         check_operator(record.function)
     for effect in record.outputs.side_effects:
         raise Untraceable(effect)
-    with _alone(record.call):
+    with _alone(record.call), private.quiet_trial():
         try:
             return _Trace(record, used).joint(decompositions)
         except Untraceable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ __all__ = [
     "is_once_differentiable",
     "lift_constants",
     "materialization_watched",
+    "quiet_trial",
     "symbolic_size",
     "trace_to_aten",
     "traced_nodes",
@@ -170,6 +172,17 @@ def is_data_dependent(error: BaseException) -> bool:
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
     return isinstance(error, (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode))
+
+
+@contextlib.contextmanager
+def quiet_trial() -> Iterator[None]:
+    """An operator that fails on fake tensors is logged with its traceback, also where a trace is an attempt: meanwhile it is not."""
+    logger, silence = logging.getLogger("torch._subclasses.fake_tensor"), logging.Filter("nobody")
+    logger.addFilter(silence)
+    try:
+        yield
+    finally:
+        logger.removeFilter(silence)
 
 
 @contextlib.contextmanager

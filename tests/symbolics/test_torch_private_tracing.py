@@ -203,3 +203,17 @@ def test_holding():
         assert module[0].running_mean is value
     assert module[0].weight is weight
     assert module[0].running_mean is mean
+
+
+def test_quiet_trial(caplog):
+    def fail():
+        _, mode, (x,) = fakes(torch.zeros(2, 3))
+        with mode, pytest.raises(RuntimeError):
+            torch.mm(x, torch.zeros(4, 5))
+        return [record for record in caplog.records if "failed while attempting to run meta" in record.getMessage()]
+
+    with private.quiet_trial():
+        with private.quiet_trial():
+            assert fail() == []
+        assert fail() == []
+    assert fail() != []
