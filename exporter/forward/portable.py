@@ -8,7 +8,7 @@ import itertools
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -63,6 +63,7 @@ def make_portable(
     """
     calls: list[PortableCall] = []
     made, found = _Made(model, records), list[tuple[ir.Node, ir.Function]]()
+    refused: list[tuple[Record, Untraceable]] = []
     for node in walk(model.graph):
         record = records.get(node)
         if record is None:
@@ -79,10 +80,8 @@ def make_portable(
             functions = made.of_call(node, record, used)
         except Untraceable as error:
             if wanted:
-                raise ExportError(
-                    f"{name}, called in module {record.module or '<root>'} at {record.source or 'a line unknown'}: no ONNX function can stand for it: {str(error).rstrip('.')}.\n"
-                    "  way out: leave it out of portable=, and it stays a PythonOp"
-                ) from error.__cause__
+                refused.append((record, error))
+                continue
             if record.traced is not None:
                 raise StaysOpaque(record.function, str(error)) from error
             calls.append(PortableCall(name, *place, "PythonOp", str(error)))
@@ -90,11 +89,25 @@ def make_portable(
             continue
         found.append((node, functions[0]))
         calls.append(PortableCall(name, *place, "function", "" if wanted or portable is True else str(unsaid[record.function])))
+    if refused:
+        raise _refusal(refused) from refused[0][1].__cause__
     for node, function in found:
         _replace(node, function)
     made.add()
     _warn(calls)
     return calls
+
+
+def _refusal(refused: Sequence[tuple[Record, Untraceable]]) -> ExportError:
+    """What to raise where Functions have to be portable and cannot be: all of them, and why the first is not."""
+    record, error = refused[0]
+    name = record.call.name
+    others = list(dict.fromkeys(each.call.name for each, _ in refused if each.call.name != name))
+    likewise = f"  likewise, each for a reason of its own: {', '.join(others[:6])}{', ...' if len(others) > 6 else ''}\n" if others else ""
+    return ExportError(
+        f"{name}, called in module {record.module or '<root>'} at {record.source or 'a line unknown'}: no ONNX function can stand for it: {str(error).rstrip('.')}.\n"
+        f"{likewise}  way out: write it in torch's operators (docs/portable.md#make-a-function-portable), or leave it out of portable=, and it stays a PythonOp"
+    )
 
 
 class StaysOpaque(Exception):

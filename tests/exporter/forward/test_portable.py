@@ -195,6 +195,15 @@ def test_who_stays_a_PythonOp(function, why, dynamo):
         exporter.export(model, (x,), dynamo=dynamo, portable=["tests.zoo.portable:*"])
 
 
+def test_all_that_cannot_be_portable_are_named_at_once(dynamo):
+    model, x = Calls(lambda x: Branches.apply(AppliesItself.apply(x * 2))), torch.randn(3, 4)
+    with pytest.raises(
+        ExportError, match=r"(?s)no ONNX function can stand for it.*likewise, each for a reason of its own: \S+:Branches\n.*make-a-function"
+    ) as caught:
+        exporter.export(model, (x,), dynamo=dynamo, portable=["tests.zoo.portable:*"])
+    assert len(str(caught.value).splitlines()) <= 6
+
+
 def test_patterns_choose(dynamo):
     model, x = Calls(lambda x: Square.apply(Surrogate.apply(x * 2, 1.0))), torch.randn(3, 4)
     program = exporter.export(model, (x,), dynamo=dynamo, portable=["Surrogate"])
