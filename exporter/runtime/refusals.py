@@ -20,6 +20,8 @@ _WAYS_OUT = {
     r"tensor\(bfloat16\)' of input parameter": "That operator takes bfloat16 from a later opset on, or never, and onnxruntime's CPU has hardly a kernel for it: "
     "export the model in float32",
     r"pythonop[\w.]*:\w+\(-?\d+\) is not a registered function/op": "This release of pythonop has no such operator: install a newer one",
+    "Inconsistent shape in loop output": "A gradient reads what the Loop's values are in each round, and onnxruntime stacks only what keeps its shape: "
+    "without a gradient (torch.no_grad()) the file runs; to train it, write the loop with values of one shape",
     "is not a registered function/op": "This onnxruntime has no such operator: install a newer one, or give sess_options with the library that has it "
     "(register_custom_ops_library)",
 }
