@@ -31,17 +31,18 @@ _OF_OPERATORS = (
 )
 
 
-def describe_functions(model: ir.Model, classes: Mapping[str, Any]) -> None:
+def describe_functions(model: ir.Model, classes: Mapping[str, Any], read: Mapping[Any, Mapping[str, Any]]) -> None:
     """Record the fingerprints of the Functions that the PythonOps of a model call, and the values that these read beside their arguments.
 
     Args:
         model: The model, in place.
         classes: name -> the class or operator that an export met under it.
+        read: What a class read at its first call, where that is known: forward may have set it for the call alone.
     """
     taken = {name: fingerprint(classes[name]) for name in functions_in(model) if name in classes and name.partition(".")[0] != "symbolics"}
     found = {name: each for name, each in taken.items() if each != Fingerprint()}
-    values = {name: dict(set(outside_values(classes[name]).items()) - {USUAL}) for name in taken}
-    values = {name: dict(sorted(read.items())) for name, read in values.items() if read}
+    values = {name: dict(set({**outside_values(cls), **read.get(cls, {})}.items()) - {USUAL}) for name in taken for cls in [classes[name]]}
+    values = {name: dict(sorted(of_one.items())) for name, of_one in values.items() if of_one}
     for key, text in ((FUNCTIONS_KEY, write_functions(found)), (VALUES_KEY, write_values(values))):
         model.metadata_props.pop(key, None)
         if text != "{}":

@@ -222,7 +222,7 @@ def _judged(
         recorder.kept.restore()  # a memo of the capture fits no other trace
         current.program.portable = make_portable(current.program.model, recorder.capture.placed, current.portable, recorder.unsaid)
     expand_gradients(current.program.model)
-    describe_functions(current.program.model, recorder.capture.classes)
+    describe_functions(current.program.model, recorder.capture.classes, recorder.kept.values)
     say_names(current.program.model, recorder.capture.classes)
     add_lost(current.program.model, eager.state, eager.noted)
     check_written(eager.written, current.program.model)

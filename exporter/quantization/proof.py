@@ -21,6 +21,9 @@ from symbolics.text import clean
 
 __all__ = ["Limits", "Proof", "Thresholds", "verify_quantized"]
 
+#: So many steps from its ends every quantiser to bytes has cut off.
+_FURTHER = 300
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -45,12 +48,14 @@ class Thresholds:
         moved: How many are not the same number.
         floats: By how many float32 numbers one is away, at most.
         share: By which share of a step, at most.
+        beyond: How many levels further than the model's the integers go, at both ends together.
     """
 
     count: int
     moved: int
     floats: int
     share: float
+    beyond: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,10 @@ class Proof:
             most = TOLERATED_FLOATS if limits.floats is None else limits.floats
             if each.floats > most and (limits.floats is not None or each.share > TOLERATED_SHARE):
                 found.append(f"a threshold of {clean(name)} is {each.floats} float32 away, {each.share:.1e} of a step")
+            elif each.beyond and each.share < 0.25:  # with another step the ends are elsewhere, too
+                found.append(
+                    f"{clean(name)} goes {each.beyond} level{'s' if each.beyond > 1 else ''} further than the model's: what is large is cut off elsewhere"
+                )
         for name, share in self.compared.levels.items():
             if share > limits.levels:
                 found.append(f"{share:.3%} of the levels of {clean(name)} differ, more than {limits.levels:.3%}")
@@ -206,4 +215,6 @@ def _compared(function: Any, integers: Any, quantizer: Quantizer, beside: int) -
     one, other = (thresholds(each, grid.values) for each in (function, integers))
     apart = np.abs(one - other)
     share = np.abs(number_of(one).astype(np.float64) - number_of(other)).max(initial=0.0) / float(grid.scale)
-    return Thresholds(len(apart), int((apart > 0).sum()), int(apart.max(initial=0)) + beside, float(share))
+    far = np.float32(_FURTHER) * np.float32(grid.scale) * np.array([-1, 1], np.float32) + grid.values[[0, -1]].astype(np.float32)
+    beyond = np.rint(np.abs(function(far).astype(np.float64) - integers(far)) / float(grid.scale)).sum()
+    return Thresholds(len(apart), int((apart > 0).sum()), int(apart.max(initial=0)) + beside, float(share), int(beyond))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from symbolics.errors import Faq, RunError
 from symbolics.node.fingerprints import changed_halves
 from symbolics.node.metadata import read_functions, read_values
-from symbolics.node.outside_values import outside_values
+from symbolics.node.outside_values import other_values, outside_values
 from symbolics.text import BEFORE_OPENING, shown
 from symbolics.users import warn
 
@@ -36,15 +36,11 @@ def changed_functions(metadata: Mapping[str, str], functions: Mapping[str, Any])
     recorded, values = read_functions(metadata), read_values(metadata)
     found = {name: changed_halves(recorded[name], functions[name]) for name in recorded if name in functions}
     for name in values.keys() & functions.keys():
-        found.setdefault(name, []).extend(_other_values(values[name], outside_values(functions[name])))
+        others = other_values(values[name], outside_values(functions[name]))
+        found.setdefault(name, []).extend(
+            f"{shown(label)} is {shown(repr(now))} and was {shown(repr(before))}" for label, now, before in others
+        )
     return {name: changes for name, changes in found.items() if changes}
-
-
-def _other_values(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """A text for each value that both have, and that is not the same."""
-    for label in sorted(before.keys() & now.keys()):
-        if before[label] != now[label]:
-            yield f"{shown(label)} is {shown(repr(now[label]))} and was {shown(repr(before[label]))}"
 
 
 def named(changed: Mapping[str, list[str]]) -> tuple[list[str], list[str]]:

@@ -6,10 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from onnx.helper import tensor_dtype_to_np_dtype
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops.op_conv import Conv as OnnxConv
 from onnx.reference.ops.op_conv_transpose import ConvTranspose as OnnxConvTranspose
+from onnx.reference.ops.op_loop import Loop as OnnxLoop
+from onnx.reference.ops.op_scan import Scan as OnnxScan
 
 __all__ = ["MENDED", "GatherElements", "MendedEvaluator", "Pad"]
 
@@ -126,8 +129,90 @@ class GlobalLpPool(OpRun):
         return (((np.abs(x) ** p).sum(tuple(range(2, x.ndim)), keepdims=True) ** (1.0 / p)).astype(x.dtype),)
 
 
+def _collected(body: ReferenceEvaluator, first: int, slices: list[list[np.ndarray]]) -> list[np.ndarray]:
+    """What the iterations gave from this output of the body on, along a new first axis; for none of them as empty as the body declares it."""
+    if slices:
+        return [np.stack(values) for values in zip(*slices, strict=True)]
+    types = [kind.tensor_type for kind in body.output_types[first:]]
+    return [np.empty((0, *(d.dim_value for d in t.shape.dim)), tensor_dtype_to_np_dtype(t.elem_type)) for t in types]
+
+
+class Loop(OnnxLoop):
+    """onnx's own joins the scanned outputs along their first axis, in place of a new one, and has none for no iteration."""
+
+    op_domain = ""
+    body: Any
+    _run_body: Any
+
+    def _run(self, M: Any, cond: Any, *states: Any, context: Any = None, body: Any = None, **more: Any) -> tuple[Any, ...]:
+        counter, condition, *names = self.body.input_names
+        slices: list[list[np.ndarray]] = []
+        going, iteration = True if cond is None else bool(np.all(cond)), 0
+        while going and (M is None or iteration < np.asarray(M).item()):
+            feeds = {
+                **(context or {}),
+                counter: np.array(iteration, np.int64),
+                condition: np.array(going),
+                **dict(zip(names, states, strict=True)),
+            }
+            again, *made = self._run_body(feeds, **more)
+            states, going, iteration = tuple(made[: len(names)]), bool(np.all(again)), iteration + 1
+            slices.append(made[len(names) :])
+        return self._check_and_fix_outputs((*states, *_collected(self.body, len(names) + 1, slices)))
+
+
+class Scan(OnnxScan):
+    """onnx's own goes along the first axes alone, and forward."""
+
+    op_domain = ""
+    body: Any
+    _run_body: Any
+    num_scan_inputs: int
+    scan_input_axes: list[int] | None
+    scan_input_directions: list[int] | None
+    scan_output_axes: list[int] | None
+    scan_output_directions: list[int] | None
+
+    def __init__(self, onnx_node: Any, run_params: dict[str, Any]) -> None:
+        OpRun.__init__(self, onnx_node, run_params)
+
+    def _run(self, *given: Any, context: Any = None, attributes: Any = None, bindings: Any = None, **_: Any) -> tuple[Any, ...]:
+        n = len(given) - self.num_scan_inputs
+        names, scanned = self.body.input_names, given[n:]
+        states: Sequence[Any] = given[:n]
+        axes, directions = self.scan_input_axes or [0] * len(scanned), self.scan_input_directions or [0] * len(scanned)
+        rows = [np.moveaxis(x, axis, 0)[:: -1 if back else 1] for x, axis, back in zip(scanned, axes, directions, strict=True)]
+        slices: list[list[np.ndarray]] = []
+        for row in zip(*rows, strict=True):
+            feeds = {**(context or {}), **dict(zip(names, (*states, *map(np.asarray, row)), strict=True))}
+            made = self._run_body(feeds, attributes=attributes, bindings=bindings)
+            states = made[:n]
+            slices.append(made[n:])
+        outputs = _collected(self.body, n, slices)
+        axes, directions = self.scan_output_axes or [0] * len(outputs), self.scan_output_directions or [0] * len(outputs)
+        turned = [np.moveaxis(y[:: -1 if back else 1], 0, axis) for y, axis, back in zip(outputs, axes, directions, strict=True)]
+        return self._check_and_fix_outputs((*states, *turned))
+
+
+class SequenceMap(OpRun):
+    """onnx's own hides from the body what stands around it, and takes one further sequence at most."""
+
+    op_domain = ""
+    body: Any
+
+    def need_context(self) -> bool:
+        return True
+
+    def _run(self, *given: Any, context: Any = None, **_: Any) -> tuple[Any, ...]:
+        names, made = self.body.input_names, []
+        for i in range(len(given[0])):
+            element = [value[i] if isinstance(value, list) else value for value in given]
+            made.append(self.body.run(None, {**(context or {}), **dict(zip(names, element, strict=True))}))
+        return tuple([results[k] for results in made] for k in range(len(self.body.output_names)))
+
+
 #: All of them.
-MENDED: tuple[type[OpRun], ...] = (Conv, ConvTranspose, GatherElements, GlobalLpPool, LRN, LpPool, Pad)
+MENDED: tuple[type[OpRun], ...] = (Conv, ConvTranspose, GatherElements, GlobalLpPool, Loop, LRN, LpPool, Pad, Scan, SequenceMap)
 
 
 class MendedEvaluator(ReferenceEvaluator):

@@ -23,6 +23,8 @@ _WAYS_OUT = {
     "Got invalid dimensions for input": "The file has that size fixed: give arrays of it, or export with that axis open (dynamic_shapes=, --dynamic)",
     "[Oo]ut of range value in index|indices element out of (data )?bounds": "An index among the inputs is out of range, or a label: labels count from 0 to the "
     "number of classes less one",
+    "Inconsistent shape in loop output": "A gradient reads what the Loop's values are in each round, and onnxruntime stacks only what keeps its shape: "
+    "without a gradient (torch.no_grad()) the file runs; to train it, write the loop with values of one shape",
     "is not a registered function/op": "This onnxruntime has no such operator: install a newer one, or give sess_options with the library that has it "
     "(register_custom_ops_library)",
 }

@@ -26,12 +26,12 @@ _BITS = {ir.DataType.FLOAT16: 11, ir.DataType.BFLOAT16: 8}
 
 
 def draws_without_a_seed(node: ir.Node) -> bool:
-    """Whether a node draws uniform or normal numbers from the runtime's generator; one with a ``seed`` of its own keeps it."""
-    return not node.domain and node.op_type in (*_UNIFORM, *_NORMAL) and "seed" not in node.attributes
+    """Whether a node draws from the runtime's generator: uniform or normal numbers, or classes; one with a ``seed`` of its own keeps it."""
+    return not node.domain and node.op_type in (*_UNIFORM, *_NORMAL, "Multinomial") and "seed" not in node.attributes
 
 
 def random_numbers(generator: Generator, op: Emitter, node: ir.Node, passes: Sequence[ir.Value], number: int) -> ir.Value:
-    """What a node draws, from the seed: uniform numbers of 23 bits, or normal ones by the form of Box and Muller (1958).
+    """What a node draws, from the seed: uniform numbers of 23 bits, normal ones by the form of Box and Muller (1958), or classes by uniform numbers.
 
     Args:
         generator: Draws.
@@ -40,11 +40,12 @@ def random_numbers(generator: Generator, op: Emitter, node: ir.Node, passes: Seq
         passes: The numbers of the passes through the bodies around it.
         number: The first of its draws; it may take `DRAWS`.
     """
+    if node.op_type == "Multinomial":
+        return _classes(generator, op, node, passes, number)
     like = node.inputs[0] if node.inputs else None
     dims = static_shape(like) if like is not None else [int(size) for size in attr(node, "shape")]
     kind = ir.DataType(attr(node, "dtype", 0)) or (like.dtype if like is not None else None) or ir.DataType.FLOAT
-    high, low = (generator.draw(op, number + place, passes, dims, like) for place in (0, 1))
-    u = op.Add(op.Add(high, op.Mul(op.Floor(op.Mul(low, 32.0)), 2.0**-23)), 2.0**-24)
+    u = _uniform(generator, op, number, passes, dims, like)
     if node.op_type in _UNIFORM:
         if kind in _BITS:
             step = 2.0 ** (1 - _BITS[kind])
@@ -59,5 +60,30 @@ def random_numbers(generator: Generator, op: Emitter, node: ir.Node, passes: Seq
     found = generator.shaped(op, found, dims, like)
     if kind is not ir.DataType.FLOAT:
         found = op.Cast(found, to=kind)
+    found.shape = node.outputs[0].shape
+    return found
+
+
+def _uniform(
+    generator: Generator, op: Emitter, number: int, passes: Sequence[ir.Value], dims: Sequence[int] | None, like: ir.Value | None
+) -> ir.Value:
+    """Numbers of 23 bits between 0 and 1, flat; it takes two draws."""
+    high, low = (generator.draw(op, number + place, passes, dims, like) for place in (0, 1))
+    found: ir.Value = op.Add(op.Add(high, op.Mul(op.Floor(op.Mul(low, 32.0)), 2.0**-23)), 2.0**-24)
+    return found
+
+
+def _classes(generator: Generator, op: Emitter, node: ir.Node, passes: Sequence[ir.Value], number: int) -> ir.Value:
+    """Classes by their log-probabilities, one row of draws for each row: how many sums of the first probabilities a uniform number has passed."""
+    chances, count = node.inputs[0], attr(node, "sample_size", 1)
+    assert chances is not None
+    sums = op.CumSum(op.Softmax(op.Cast(chances, to=ir.DataType.FLOAT), axis=-1), op.i64(-1))
+    whole = op.Expand(op.Slice(sums, [-1], [2**31 - 1], [1]), [1, count])
+    rows = static_shape(chances)
+    dims = None if rows is None else [rows[0], count]
+    u = generator.shaped(op, _uniform(generator, op, number, passes, dims, whole), dims, whole)
+    passed = op.LessOrEqual(op.Unsqueeze(sums, [1]), op.Unsqueeze(op.Mul(u, whole), [2]))
+    kind = ir.DataType(attr(node, "dtype", ir.DataType.INT32))
+    found: ir.Value = op.ReduceSum(op.Cast(passed, to=kind), [2], keepdims=0)
     found.shape = node.outputs[0].shape
     return found

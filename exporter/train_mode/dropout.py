@@ -44,7 +44,7 @@ _NUMBERED = frozenset(("If", "Loop", "Scan"))
 def seed_dropout(model: ir.Model) -> str | None:
     """Compute the masks of all Dropout nodes from an input, in place; inside Loop and Scan each pass has masks of its own.
 
-    Normal and uniform random numbers come from that input, too.
+    Normal and uniform random numbers, and random classes, come from that input, too.
 
     Returns:
         The name of the input, None where nothing is drawn so (nothing has changed then).

@@ -49,6 +49,7 @@ class Outputs:
         shared: Pairs of outputs that share memory.
         side_effects: What else a run of the file does that eager does otherwise, as text for a warning: random draws, state.
         state: The names of what it changed that can remember.
+        read: The values that the Function read of its class and module, by label.
         told: What it wrote into containers among its arguments.
         moved: The numbers in the template that move with the inputs, by `moved_numbers`.
         input_sizes: The sizes of the inputs when shapes were expressed: one list per slot, [value] for a size slot.
@@ -61,6 +62,7 @@ class Outputs:
     aliases: list[tuple[int, int]] = field(default_factory=list)
     shared: list[tuple[int, int]] = field(default_factory=list)
     side_effects: list[str] = field(default_factory=list)
+    read: dict[str, Any] = field(default_factory=dict)
     told: list[Told] = field(default_factory=list)
     state: list[str] = field(default_factory=list)
     input_sizes: list[list[Any]] = field(default_factory=list)

@@ -388,7 +388,7 @@ class Recorder(Listener):
         )
         with self.kept.watching(cls) as state:
             outputs = observed() if opaque is None else opaque.observed(observed, names, seen.outputs if seen is not None else None)
-        outputs = replace(outputs, side_effects=[*outputs.side_effects, *self.kept.effects(cls, [*outputs.state, *state])])
+        outputs = self.kept.said_of_call(outputs, cls, state)
         changed = [*(i for i, _ in outputs.dirty), *outputs.mutated]
         self.capture.aliases.check_apart(changed, slots.values, lambda i: names[int(slots.path(i))])
         outputs.input_sizes += [] if private.is_tracing() else slots.dims(())[given:]

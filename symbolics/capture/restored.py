@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -11,11 +12,17 @@ import torch
 
 from symbolics import torch_private as private
 from symbolics.capture.kept_state import Change, changes_of, names_of, said_of
+from symbolics.capture.outputs import Outputs
 from symbolics.node.classes import is_class, names_in
+from symbolics.node.outside_values import other_values, values_read
 
 __all__ = ["KeptState"]
 
 _MISSING: Any = object()
+_OTHER = (
+    "it reads {}, which is {!r} in this call and was {!r} in an earlier one; a file has no such value of its own, and all its calls compute with the one that "
+    "is there when it runs: pass it to apply() as an argument"
+)
 #: How far containers in containers are looked into.
 _DEEP = 3
 #: How many items of an array are compared.
@@ -23,13 +30,18 @@ _SOME = 4096
 
 
 class KeptState:
-    """The state of the Functions that one export meets."""
+    """The state of the Functions that one export meets.
+
+    Attributes:
+        values: What each read of its class and module at its first call, as `values_read` has it; others may stand there by the end of the export.
+    """
 
     def __init__(self) -> None:
         self._changes: dict[Any, list[Change]] = {}
         self._attributes: list[tuple[Any, str, Any]] = []
         self._containers: dict[int, tuple[Any, Any]] = {}
         self._said: set[tuple[Any, str]] = set()
+        self.values: dict[Any, dict[str, Any]] = {}
         self._texts: set[str] = set()
 
     def __enter__(self) -> Self:
@@ -69,15 +81,19 @@ class KeptState:
             if is_there or isinstance(change.owner, torch.Tensor) or not _same(was, _picture(change)):
                 found.append(change.name)
 
-    def effects(self, function: Any, seen: Collection[str] = ()) -> list[str]:
-        """What a file does not do that a call in eager does, as text: the state that it changes.
+    def said_of_call(self, outputs: Outputs, function: Any, seen: Collection[str]) -> Outputs:
+        """The outputs of a call, with what a file does not do that the call in eager does, as text: the state that it changes.
 
         Args:
+            outputs: The outputs.
             function: The Function.
-            seen: What its forward changes.
+            seen: What its forward changed in this call.
         """
         backward = [change.name for change in self.meet(function) if change.half == "backward" and change.kind != "memo"]
-        return self._noted(said_of("forward", seen) + said_of("backward", backward))
+        read = values_read(function) if is_class(function) else {}  # a module's call has the values of its class
+        others = other_values(self.values.setdefault(function, read), read)
+        effects = said_of("forward", [*outputs.state, *seen]) + said_of("backward", backward) + [_OTHER.format(*each) for each in others]
+        return replace(outputs, side_effects=[*outputs.side_effects, *self._noted(effects)], read=read)
 
     def effects_inlined(self, function: Any) -> list[str]:
         """The same, of a Function that is inlined: its backward does not run."""

@@ -9,6 +9,7 @@ from operator import is_
 from types import NoneType
 from typing import Any
 
+import numpy as np
 import torch
 
 from symbolics import torch_private as private
@@ -16,7 +17,7 @@ from symbolics.errors import RunError
 from symbolics.node.arguments import has_codec
 from symbolics.node.containers import ModulePlace, Slot, expand_leaves, fill, slots
 from symbolics.node.names import is_of_torch, qualified_name
-from symbolics.node.plain_objects import carries_more, objects_in
+from symbolics.node.plain_objects import carries_more, holders_in
 
 __all__ = ["Held", "apart", "attributes_of", "is_said", "modules_taken", "with_modules", "with_slots"]
 
@@ -32,6 +33,7 @@ class Held:
         lists: Attributes that hold some of them, as a recurrent layer's list of weights: a dict, a key, and the value with `Slot`s.
         modules: The module, and those inside it.
         own: The attributes of each module that a call may leave others in, and a copy of them; with its path, None for a layer of torch's own.
+        contents: The lists, dicts, sets and arrays in these, and a copy of each; with the path of the attribute.
         complex: The numbers of those that are complex: outside of the module, each is its real and imaginary parts in a last dimension.
     """
 
@@ -41,6 +43,7 @@ class Held:
     lists: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)
     modules: list[torch.nn.Module] = field(default_factory=list)
     own: list[tuple[str | None, dict[str, Any], dict[str, Any]]] = field(default_factory=list)
+    contents: list[tuple[str, Any, Any]] = field(default_factory=list)
     complex: tuple[int, ...] = ()
 
     @classmethod
@@ -63,16 +66,23 @@ class Held:
             said = None if is_of_torch(qualified_name(type(inner))) else path
             held.own.append((said, vars(inner), dict(vars(inner))))
             for key, value in attributes_of(inner).items():
-                held.own += (
-                    [(f"{path}.{key}".lstrip("."), one, dict(one)) for one in objects_in(value, is_said)] if said is not None else []
-                )
                 template = with_slots(value, numbers)
                 if slots(template):
                     held.lists.append((vars(inner), key, template))
+                if said is not None:
+                    held.watch(f"{path}.{key}".lstrip("."), value, anew=bool(slots(template)))
         return held, tensors
 
+    def watch(self, path: str, value: Any, *, anew: bool) -> None:
+        """Take down what is in an attribute; ``anew``: its lists and dicts are made for each call."""
+        for one, of_object in holders_in(value, is_said):
+            if of_object:
+                self.own.append((path, one, dict(one)))
+            elif not anew:
+                self.contents.append((path, one, one.copy()))
+
     def changed(self) -> list[str]:
-        """The attributes that a call has set, put back to what they were; empty where it set none."""
+        """The attributes that a call has set or changed, put back to what they were; empty where it did neither."""
         found = []
         for path, now, before in self.own:
             # Each call comes here: compared without a line of Python per attribute. In another order they are put back, too.
@@ -83,6 +93,10 @@ class Held:
             found += [] if path is None else [f"{path}.{key}".lstrip(".") for key in moved]
             now.clear()
             now.update(before)
+        for path, now, before in self.contents:
+            if not _holds_the_same(now, before):
+                _refill(now, before)
+                found += [path] if path not in found else []
         return found
 
     def inside(self, given: Sequence[Any]) -> Sequence[Any]:
@@ -156,6 +170,25 @@ class Held:
             place[key] = None if state is None else state[index]
         for place, key, template in self.lists:
             place[key] = None if state is None else fill(template, lambda slot: state[slot.index] if isinstance(slot, Slot) else slot)
+
+
+def _holds_the_same(now: Any, before: Any) -> bool:
+    """Whether a list, dict, set or array has what its copy has."""
+    if type(now) is np.ndarray:
+        return bool(now.shape == before.shape and now.dtype == before.dtype and now.tobytes() == before.tobytes())
+    if len(now) != len(before):
+        return False
+    if isinstance(now, dict):
+        return now.keys() == before.keys() and all(now[key] is value for key, value in before.items())
+    return bool(now == before) if type(now) is set else all(map(is_, now, before))
+
+
+def _refill(now: Any, before: Any) -> None:
+    if type(now) is np.ndarray or type(now) is list:
+        now[:] = before
+    else:
+        now.clear()
+        now.update(before)
 
 
 def _as_complex(parts: torch.Tensor) -> torch.Tensor:

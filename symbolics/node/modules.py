@@ -179,9 +179,14 @@ def _check_leaves(cls: type, place: str, key: str, value: Any, names: Callable[[
                 _check_leaves(object, where, name, inner, names)
             continue
         if isinstance(leaf, torch.Tensor):
+            if leaf is value:
+                raise ExportError(
+                    f"{place} is a tensor and no buffer, so that it is no input of the node.\n"
+                    f"  way out: self.register_buffer({key!r}, tensor) in __init__"
+                )
             raise ExportError(
-                f"{place} is a tensor and no buffer, so that it is no input of the node.\n"
-                f"  way out: self.register_buffer({key!r}, tensor) in __init__"
+                f"{place} holds a tensor that is no buffer, so that it is no input of the node.\n"
+                "  way out: empty it before the export, if forward fills it again as it needs; or keep the tensor in a buffer (self.register_buffer)"
             )
         if isinstance(leaf, Slot) or names(leaf) is not None:
             continue
@@ -283,11 +288,11 @@ def _made(plans: dict[str, tuple[_Record, type, dict[str, Any]]], state: list[st
         for key, inner in record.modules.items():
             children[key] = None if inner is None else modules[inner if isinstance(inner, str) else f"{path}.{key}".lstrip(".")]
         for key, value in attributes.items():
-            inside: list[dict[str, Any]] = []
-            vars(module)[key] = made(value, inside.append)
-            held.own += [(f"{path}.{key}".lstrip("."), one, dict(one)) for one in inside]
+            vars(module)[key] = made(value)
             if slots(value):
                 held.lists.append((vars(module), key, value))
+            if not is_of_torch(record.name):
+                held.watch(f"{path}.{key}".lstrip("."), vars(module)[key], anew=bool(slots(value)))
         vars(module)["training"] = record.training
     # Torch's own layers compute, and remember nothing.
     held.own += [(path, vars(module), dict(vars(module))) for path, module in modules.items() if not is_of_torch(plans[path][0].name)]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from symbolics.node.classes import is_class, look
 from symbolics.node.fingerprints import halves_of
 
-__all__ = ["FEW", "SHORT", "USUAL", "outside_values", "values_read"]
+__all__ = ["FEW", "SHORT", "USUAL", "other_values", "outside_values", "values_read"]
 
 _DEFAULT_TYPE = "torch:get_default_dtype()"
 #: What need not be said.
@@ -54,6 +55,11 @@ def values_read(what: Any) -> dict[str, Any]:
             if _is_small(value) or (type(value) is tuple and len(value) <= FEW and all(map(_is_small, value))):
                 found[label] = value
     return found
+
+
+def other_values(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """The label of each value that both have and that is not the same, with what it is now and what it was."""
+    return [(label, now[label], before[label]) for label in sorted(before.keys() & now.keys()) if before[label] != now[label]]
 
 
 def _plain(value: Any) -> Any:

@@ -9,14 +9,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from symbolics.errors import ExportError
 from symbolics.node.arguments import Codec, Resolver, add_codec
-from symbolics.node.classes import attributes_of, is_method, value_fields, why_not_plain
+from symbolics.node.classes import attributes_of, is_method, tuple_fields, value_fields, why_not_plain
 from symbolics.node.containers import fill
 from symbolics.node.limits import MAX_DEPTH
 from symbolics.node.names import qualified_name
 
-__all__ = ["ModuleResolver", "PlainObject", "as_plain", "carries_more", "hidden_by", "made", "objects_in"]
+__all__ = ["ModuleResolver", "PlainObject", "as_plain", "carries_more", "hidden_by", "holders_in", "made"]
 
 
 class PlainObject:
@@ -34,22 +36,18 @@ class PlainObject:
         self.cls, self.attributes = cls, attributes
 
 
-def made(value: Any, met: Callable[[dict[str, Any]], None]) -> Any:
-    """A value with its own lists and dicts, and the objects that stand in it.
-
-    Args:
-        value: As a file says it.
-        met: Told the ``__dict__`` of each object that is made.
-    """
+def made(value: Any) -> Any:
+    """A value, as a file says it, with its own lists, dicts, sets and arrays, and the objects that stand in it."""
 
     def leaf(one: Any) -> Any:
+        if type(one) is set or type(one) is np.ndarray:
+            return one.copy()
         if type(one) is not PlainObject:
             return one
         out = object.__new__(one.cls)
         held = attributes_of(out)
         assert held is not None
-        held.update({key: made(inner, met) for key, inner in one.attributes.items()})
-        met(held)
+        held.update({key: made(inner) for key, inner in one.attributes.items()})
         return out
 
     return fill(value, leaf)
@@ -88,8 +86,11 @@ def carries_more(value: Any) -> bool:
     return fields is not None and not (attributes_of(value) or {}).keys() <= set(fields)
 
 
-def objects_in(value: Any, known: Callable[[Any], bool]) -> Iterator[dict[str, Any]]:
-    """The ``__dict__`` of each object that `as_plain` would write, in the lists, tuples and dicts of a value and in one another."""
+def holders_in(value: Any, known: Callable[[Any], bool]) -> Iterator[tuple[Any, bool]]:
+    """What a call may change in a value in place, and whether that is the ``__dict__`` of an object.
+
+    Lists, dicts, sets and arrays, dataclasses and the objects that `as_plain` would write, in one another.
+    """
     waiting, met = [value], set[int]()
     while waiting:
         one = waiting.pop()
@@ -97,12 +98,20 @@ def objects_in(value: Any, known: Callable[[Any], bool]) -> Iterator[dict[str, A
         if id(one) in met:
             continue
         met.add(id(one))
-        if kind is list or kind is tuple:
-            waiting += one
-        elif kind is dict or kind is OrderedDict:
+        if kind is dict or kind is OrderedDict:
+            yield one, False
             waiting += one.values()
-        elif not known(one) and not why_not_plain(kind) and (held := attributes_of(one)) is not None:
-            yield held
+        elif kind is list or kind is set:
+            yield one, False
+            waiting += one
+        elif kind is np.ndarray:
+            yield one, False
+        elif kind is tuple or tuple_fields(kind) is not None:
+            waiting += tuple.__iter__(one)
+        elif value_fields(kind) is None and (known(one) or why_not_plain(kind)):
+            continue
+        elif (held := attributes_of(one)) is not None:
+            yield held, True
             waiting += held.values()
 
 

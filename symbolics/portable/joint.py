@@ -27,6 +27,7 @@ from symbolics.node.containers import Slot, fill, slots
 from symbolics.node.dtypes import DTYPES
 from symbolics.node.names import qualified_name
 from symbolics.node.operators import Operator
+from symbolics.node.outside_values import other_values, values_read
 from symbolics.portable.decompositions import DECOMPOSITIONS
 from symbolics.portable.helpers import helpers_in_torch
 from symbolics.portable.kept import changed_by, keep
@@ -80,6 +81,11 @@ def trace(record: Record, used: Sequence[bool], decompositions: dict[Any, Any]) 
         check_operator(record.function)
     for effect in record.outputs.side_effects:
         raise Untraceable(effect)
+    if record.outputs.read:  # a class; forward may have set its values for the call alone
+        for label, now, then in other_values(record.outputs.read, values_read(record.function)):
+            raise Untraceable(
+                f"it reads {label}, which was {then!r} in this call and is {now!r} after it: pass it to apply() as an argument"
+            )
     with _alone(record.call), private.quiet_trial():
         try:
             return _Trace(record, used).joint(decompositions)

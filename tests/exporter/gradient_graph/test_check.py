@@ -121,3 +121,46 @@ def test_zeros_alone_show_nothing():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert exporter.check_gradients(model, wrt=["x"], inputs={"k": np.array([1, 0, 2])}) < 1e-9
+
+
+#: Control flow that onnx's own evaluator computes wrongly or not at all.
+BODIES = {
+    "matrices of each iteration": (
+        "n = Constant<value = int64 {3}>() t = Constant<value = bool {1}>() last, y = Loop(n, t, x)"
+        "<body = b (int64 i, bool c, float[2,3] s) => (bool c2, float[2,3] s2, float[2,3] out)"
+        "{ c2 = Identity(c) s2 = Mul(s, x) out = Sin(s2) }>"
+    ),
+    "numbers of each iteration": (
+        "n = Constant<value = int64 {3}>() t = Constant<value = bool {1}>() last, y = Loop(n, t, x)"
+        "<body = b (int64 i, bool c, float[2,3] s) => (bool c2, float[2,3] s2, float out)"
+        "{ c2 = Identity(c) s2 = Mul(s, x) out = ReduceMean<keepdims = 0>(s2) }>"
+    ),
+    "no iteration": (
+        "n = Constant<value = int64 {0}>() t = Constant<value = bool {1}>() last, none = Loop(n, t, x)"
+        "<body = b (int64 i, bool c, float[2,3] s) => (bool c2, float[2,3] s2, float[2,3] out)"
+        "{ c2 = Identity(c) s2 = Mul(s, x) out = Sin(s2) }> z = Constant<value = int64[1] {0}>() u = Unsqueeze(x, z) y = Concat<axis = 0>(none, u)"
+    ),
+    "along other axes, backwards": (
+        "h = Constant<value = float[2] {1.0, 2.0}>() last, y = Scan(h, x, x)<num_scan_inputs = 2, scan_input_axes = [1, -1],"
+        "scan_input_directions = [1, 0], scan_output_axes = [-1], scan_output_directions = [1],"
+        "body = b (float[2] s, float[2] p, float[2] q) => (float[2] s2, float[2] out) { m = Mul(s, p) s2 = Add(m, q) out = Sin(s2) }>"
+    ),
+    "a sequence beside another and a captured value": (
+        "s = SplitToSequence<axis = 1>(x) m = SequenceMap(s, s, x)"
+        "<body = b (float[2,1] p, float[2,1] q, float[2,3] v) => (float[2,3] out) { pq = Mul(p, q) pv = Mul(pq, v) out = Add(pv, x) }>"
+        "y = ConcatFromSequence<axis = 0>(m)"
+    ),
+}
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_the_evaluator_runs_bodies_as_onnxruntime_does(body):
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> g (float[2,3] x) => (float y) {{ {BODIES[body]} }}')
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    x = np.random.default_rng(0).standard_normal((2, 3), np.float32)
+    (expected,) = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    for evaluator in (MendedEvaluator, exporter.reference_evaluator):
+        (found,) = evaluator(model).run(None, {"x": x})
+        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert exporter.check_gradients(model, inputs={"x": x}) < 1e-5

@@ -109,6 +109,37 @@ def test_a_bias_that_is_not_the_models_is_seen(name, amount):
 
 
 @np.errstate(invalid="raise")
+class _FewLevels(torch.nn.Module):
+    """An activation of 200 levels, so that the integers have a Clip."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 4)
+
+    def forward(self, x):
+        x = torch.fake_quantize_per_tensor_affine(x, 0.05, 0, -128, 127)
+        x = torch.nn.functional.linear(x, self.rounded(self.first.weight))
+        x = torch.fake_quantize_per_tensor_affine(x, 0.05, 0, -90, 109)
+        return torch.nn.functional.linear(x, self.rounded(self.second.weight))
+
+    def rounded(self, weight):
+        return torch.fake_quantize_per_tensor_affine(weight, 0.005, 0, -127, 127)
+
+
+@pytest.mark.parametrize("further", [1, 3, 56])
+def test_levels_further_than_the_models_are_seen_where_no_data_goes(further):
+    program = exporter.export(_FewLevels(), (torch.randn(16, 8),))
+    quantized, data = exporter.quantize(program), {program.model.graph.inputs[0].name: np.random.default_rng(0).random((16, 8), np.float32)}
+    assert exporter.verify_quantized(quantized, program, data).ok
+    model = quantized.model.clone()
+    (name,) = [name for name in model.graph.initializers if name.endswith("/high")]
+    value = model.graph.initializers[name]
+    value.const_value = ir.tensor((value.const_value.numpy().astype(int) + further).astype(value.dtype.numpy()), name=name)
+    (failure,) = exporter.verify_quantized(model, program, data).failures
+    assert f"goes {further} level" in failure and "further than the model's" in failure
+
+
 def test_how_far_outputs_are_apart():
     one = np.array([3.0, np.inf, -np.inf, np.nan, 4.0], np.float32)
     for found, share in ((one, 0), (np.float32([3, np.inf, -np.inf, np.nan, 4.5]), 0.1), (np.float32([3, 1, -np.inf, np.nan, 4]), np.inf)):

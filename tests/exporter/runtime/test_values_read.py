@@ -259,3 +259,53 @@ def test_the_default_type_of_new_tensors(float64, recwarn):
 def test_setup_sets_what_a_fresh_process_needs(float64):
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), Calls(Ramped.apply))
     assert exporter.verify(model, (torch.randn(2, 3),), setup="tests.exporter.runtime.settings_of_values:float64").ok
+
+
+class Scaled(torch.autograd.Function):
+    scale = 2.0
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * Scaled.scale
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * Scaled.scale
+
+
+class Sets(torch.nn.Module):
+    """Sets a value of a class for each of its calls, and back in the end."""
+
+    def __init__(self, *scales):
+        super().__init__()
+        self.scales = scales
+
+    def forward(self, x):
+        before = Scaled.scale
+        for scale in self.scales:
+            Scaled.scale = scale
+            x = Scaled.apply(x)
+        Scaled.scale = before
+        return x
+
+
+def test_a_value_that_changes_between_calls_is_warned_of(dynamo):
+    with pytest.warns(
+        exporter.PythonopWarning, match="it reads .*:Scaled.scale, which is 5.0 in this call and was 3.0 in an earlier one"
+    ) as said:
+        exporter.export(Sets(3.0, 5.0, 5.0), (torch.randn(3),), dynamo=dynamo)
+    assert len(said) == 1 and "pass it to apply() as an argument" in str(said[0].message)
+
+
+def test_the_file_says_what_the_call_read(dynamo):
+    program = exporter.export(Sets(3.0), (torch.randn(3),), dynamo=dynamo)
+    with pytest.warns(exporter.PythonopWarning, match="Scaled.scale is 2.0 and was 3.0 when the file was exported"):
+        exporter.load(program, allow=[f"{HERE}:Scaled"])
+
+
+def test_no_function_of_the_file_stands_for_a_value_of_the_call_alone(dynamo):
+    with pytest.warns(exporter.PythonopWarning, match="stays a PythonOp.*Scaled.scale, which was 3.0 in this call and is 2.0 after it"):
+        program = exporter.export(Sets(3.0), (torch.randn(3),), portable=True, dynamo=dynamo)
+    assert [call.kind for call in program.portable] == ["PythonOp"]
+    (call,) = exporter.export(Sets(2.0), (torch.randn(3),), portable=True, dynamo=dynamo).portable
+    assert call.kind == "function"

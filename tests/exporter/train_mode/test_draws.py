@@ -134,6 +134,23 @@ def test_masks_of_dropout_stay_what_they_are():
     np.testing.assert_array_equal(_run(model, 9, x=np.ones((7, 33), np.float32))[0], dropout_mask(9, 0, (7, 33), 0.25))
 
 
+@pytest.mark.parametrize(("kind", "rows"), [(FLOAT, 3), (TensorProto.FLOAT16, 3), (TensorProto.DOUBLE, "N")])
+def test_classes_are_drawn_by_their_chances(kind, rows):
+    value, count = helper.make_tensor_value_info, 40000
+    chances = np.array([[0, 0.1, 0.2, 0, 0.7], [1, 0, 0, 0, 0], [0, 0, 0, 0.5, 0.5]])
+    with np.errstate(divide="ignore"):
+        logs = (np.log(chances) + [[3], [-2], [0]]).astype(helper.tensor_dtype_to_np_dtype(kind))
+    node = helper.make_node("Multinomial", ["x"], ["y"], sample_size=count, dtype=INT64)
+    model = _seeded([node], [value("y", INT64, (rows, count))], [value("x", kind, (rows, 5))])
+    (found,), (other,) = _run(model, 1, x=logs), _run(model, 2, x=logs)
+    assert (found.dtype, found.shape) == (np.int64, (3, count))
+    shares = np.stack([np.bincount(row, minlength=5) / count for row in found])
+    assert (shares[chances == 0] == 0).all()
+    np.testing.assert_allclose(shares, chances, atol=0.012)
+    assert abs(_correlation(found[0], other[0])) < 4
+    assert abs(_correlation(found[0], found[2])) < 4
+
+
 def test_a_seed_of_the_node_s_own_stays():
     node = helper.make_node("RandomNormal", [], ["y"], shape=(2,), seed=3.0)
     graph = helper.make_graph([node], "g", [], [helper.make_tensor_value_info("y", FLOAT, (2,))])
@@ -145,7 +162,9 @@ DRAWS = {
     "rand": lambda y: y + torch.rand(4),
     "randint_like": lambda y: y + torch.randint_like(y, 0, 5),
     "bernoulli": lambda y: y * torch.bernoulli(torch.full_like(y, 0.3)),
-    "multinomial": lambda y: y + torch.multinomial(torch.softmax(y, -1), 1),
+    "multinomial": lambda y: y * torch.multinomial(torch.softmax(y, -1), 1),
+    "multinomial with replacement": lambda y: y * torch.multinomial(torch.softmax(y, -1), 3, True).sum(1, keepdim=True),
+    "categorical": lambda y: y * F.one_hot(torch.distributions.Categorical(logits=y, validate_args=False).sample(), 4),
     "randperm": lambda y: y[:, torch.randperm(4)],
     "rsample": lambda y: torch.distributions.Normal(y, torch.ones_like(y), validate_args=False).rsample(),
 }

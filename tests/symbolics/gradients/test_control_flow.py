@@ -7,10 +7,12 @@ import onnx
 import onnx.helper as oh
 import onnx_ir as ir
 import pytest
+import torch
 from onnx import TensorProto
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
+import exporter
 from exporter.gradient_graph.build import build_gradient_graph
 from tests.symbolics.gradients.tools import check, gradients, model_of, run
 
@@ -286,3 +288,21 @@ def test_what_runs_once_in_a_branch_that_some_iterations_take(size):
     np.testing.assert_allclose(got["y"], x**4 * w**2, rtol=1e-5)
     np.testing.assert_allclose(got["x_grad"], 4 * x**3 * w**2, rtol=1e-5)
     np.testing.assert_allclose(got["w_grad"], 2 * x**4 * w, rtol=1e-5)
+
+
+def test_values_that_grow_from_round_to_round_run_without_a_gradient():
+    text = (
+        "t = Constant<value = bool {1}>() n = Constant<value = int64 {3}>() y = Loop(n, t, x)"
+        "<body = b (int64 i, bool c, float[P,2] s) => (bool c2, float[Q,2] s2) { c2 = Identity(c) u = Mul(s, w) s2 = Concat<axis = 0>(u, w) }>"
+    )
+    model = onnx.parser.parse_model(
+        f'<ir_version: 9, opset_import: ["": 18]> g (float[1,2] x, float[1,2] w) => (float[N,2] y) {{ {text} }}'
+    )
+    module, x, w = exporter.load(model), torch.ones(1, 2), torch.full((1, 2), 2.0, requires_grad=True)
+    with torch.no_grad():
+        assert module(x, w)[:, 0].tolist() == [8.0, 8.0, 4.0, 2.0]
+    with pytest.raises(
+        exporter.RunError,
+        match=r"without a gradient \(torch.no_grad\(\)\) the file runs; to train it, write the loop with values of one shape",
+    ):
+        module(x, w)
