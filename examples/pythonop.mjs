@@ -24,6 +24,21 @@ function check(source, { format, python, files, state, loss, targets }) {
     throw new Error(`${source}: manifest.json is damaged: it names no state, no targets or no loss`);
 }
 
+// Sizes: those that the file has fixed, and those that several tensors share by a name.
+function checkSizes(inputs, batch) {
+  const known = {};
+  for (const { name, shape } of inputs.filter(({ name }) => name in batch)) {
+    const { dims } = batch[name];
+    if (dims?.length !== shape.length) throw new Error(`${name} has the shape [${dims}], the file takes [${shape}]`);
+    shape.forEach((size, axis) => {
+      if (typeof size === "number" && size !== dims[axis]) throw new Error(`${name} has the shape [${dims}], the file takes [${shape}]: export with --dynamic`);
+      if (typeof size !== "string" || !/^\w+$/.test(size)) return;
+      const [first, number] = (known[size] ??= [name, dims[axis]]);
+      if (number !== dims[axis]) throw new Error(`${first} has ${number} ${size}, ${name} has ${dims[axis]}: the file has one size ${size} for both`);
+    });
+  }
+}
+
 const pick = (names, values) => Object.fromEntries(names.filter((name) => name in values).map((name) => [name, values[name]]));
 const described = (state) => Object.entries(state).map(([name, { type, dims, data }]) => ({ name, type, dims, bytes: data.byteLength }));
 
@@ -74,6 +89,7 @@ export class Trainer {
       if (typeof value !== "number" || !like) return value;
       return new this.ort.Tensor(like.type, like.data.constructor.of(like.type === "int64" ? BigInt(value) : value), like.dims);
     };
+    checkSizes([...this.manifest.inputs, ...this.manifest.targets], batch);
     return Object.fromEntries(Object.entries(batch).map(([name, value]) => [name, tensor(name, value)]));
   }
 

@@ -184,7 +184,11 @@ const apart = [];
 for (const learning_rate of rates)
   apart.push(await two.step({ ...batch, learning_rate: new ort.Tensor("float32", Float32Array.of(learning_rate), []) }));
 const said = [];
-for (const wrong of [() => one.step({ ...batch, learning_rat: 0.1 }), () => one.evaluate({ inptu: batch.input }), () => one.restore(one.save().slice(0, -1))])
+const fewer = new ort.Tensor("int64", BigInt64Array.from(target.slice(0, 5), BigInt), [5]);
+for (const wrong of [
+  () => one.step({ ...batch, learning_rat: 0.1 }), () => one.evaluate({ inptu: batch.input }), () => one.restore(one.save().slice(0, -1)),
+  () => one.step({ ...batch, target: fewer }), () => one.step({ ...batch, input: batch.input.reshape([64]) }),
+])
   try { await wrong(); said.push(""); } catch (error) { said.push(error.message); }
 const after = await one.step(batch);
 const evaluated = Object.values(await one.evaluate(batch))[0].dims;
@@ -192,21 +196,30 @@ console.log(JSON.stringify({ together, apart, said, after, evaluated }));
 """
 
 
-def test_node_takes_its_turns_and_says_what_it_does_not_know(tmp_path):
+SAID = {
+    False: "target has the shape [5], the file takes [8]: export with --dynamic",
+    True: "input has 8 batch, target has 5: the file has one size batch for both",
+}
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_node_takes_its_turns_and_says_what_it_does_not_know(by_name, tmp_path):
     """Two steps at once are two steps; a rate is a number; a name that no file has is none that is left out."""
     torch.manual_seed(0)
     x, target = torch.randn(8, 8), torch.randint(0, 3, (8,))
-    artifacts(tmp_path / "linear", nn.Linear(8, 3), (x, target))
+    artifacts(tmp_path / "linear", nn.Linear(8, 3), (x, target), **({"dynamic_shapes": ({0: "batch"},)} if by_name else {}))
     (tmp_path / "steps.mjs").write_text(_STEPS)
     given = json.dumps({"x": x.flatten().tolist(), "target": target.tolist()})
     done = run_node(tmp_path / "steps.mjs", HELPER.as_uri(), tmp_path / "linear", given)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["together"] == found["apart"] and len(set(found["apart"])) == 3  # the rate of 0 changes nothing
-    rate, name, cut = found["said"]
+    rate, name, cut, sizes, axes = found["said"]
     assert rate == "the file has no input learning_rat: it takes input,target"
     assert name == "the file has no input inptu: it takes input,target"
     assert "cut off" in cut
+    assert sizes == SAID[by_name]
+    assert axes == f"input has the shape [64], the file takes [{'batch' if by_name else 8},8]"
     assert np.isfinite(found["after"]) and found["evaluated"] == [8, 3]
 
 
