@@ -83,7 +83,7 @@ def _classes(generator: Generator, op: Emitter, node: ir.Node, passes: Sequence[
     dims = None if rows is None else [rows[0], count]
     u = generator.shaped(op, _uniform(generator, op, number, passes, dims, whole), dims, whole)
     passed = op.LessOrEqual(op.Unsqueeze(sums, [1]), op.Unsqueeze(op.Mul(u, whole), [2]))
-    kind = ir.DataType(attr(node, "dtype", ir.DataType.INT32))
-    found: ir.Value = op.ReduceSum(op.Cast(passed, to=kind), [2], keepdims=0)
+    numbers = op.ReduceSum(op.Cast(passed, to=ir.DataType.FLOAT), [2], keepdims=0)  # in float: some providers add no integers
+    found: ir.Value = op.Cast(numbers, to=ir.DataType(attr(node, "dtype", ir.DataType.INT32)))
     found.shape = node.outputs[0].shape
     return found

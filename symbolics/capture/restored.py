@@ -21,7 +21,7 @@ __all__ = ["KeptState"]
 _MISSING: Any = object()
 _OTHER = (
     "it reads {}, which is {!r} in this call and was {!r} in an earlier one; a file has no such value of its own, and all its calls compute with the one that "
-    "is there when it runs: pass it to apply() as an argument"
+    "is there when it runs: pass it as an argument"
 )
 #: How far containers in containers are looked into.
 _DEEP = 3
@@ -90,7 +90,8 @@ class KeptState:
             seen: What its forward changed in this call.
         """
         backward = [change.name for change in self.meet(function) if change.half == "backward" and change.kind != "memo"]
-        read = values_read(function) if is_class(function) else {}  # a module's call has the values of its class
+        of_module = not is_class(function) and not hasattr(function, "python_functions")  # its call has the values of its class
+        read = {} if of_module else values_read(function)
         others = other_values(self.values.setdefault(function, read), read)
         effects = said_of("forward", [*outputs.state, *seen]) + said_of("backward", backward) + [_OTHER.format(*each) for each in others]
         return replace(outputs, side_effects=[*outputs.side_effects, *self._noted(effects)], read=read)

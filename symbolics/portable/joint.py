@@ -83,9 +83,7 @@ def trace(record: Record, used: Sequence[bool], decompositions: dict[Any, Any]) 
         raise Untraceable(effect)
     if record.outputs.read:  # a class; forward may have set its values for the call alone
         for label, now, then in other_values(record.outputs.read, values_read(record.function)):
-            raise Untraceable(
-                f"it reads {label}, which was {then!r} in this call and is {now!r} after it: pass it to apply() as an argument"
-            )
+            raise Untraceable(f"it reads {label}, which was {then!r} in this call and is {now!r} after it: pass it as an argument")
     with _alone(record.call), private.quiet_trial():
         try:
             return _Trace(record, used).joint(decompositions)

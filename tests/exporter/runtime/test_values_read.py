@@ -294,7 +294,26 @@ def test_a_value_that_changes_between_calls_is_warned_of(dynamo):
         exporter.PythonopWarning, match="it reads .*:Scaled.scale, which is 5.0 in this call and was 3.0 in an earlier one"
     ) as said:
         exporter.export(Sets(3.0, 5.0, 5.0), (torch.randn(3),), dynamo=dynamo)
-    assert len(said) == 1 and "pass it to apply() as an argument" in str(said[0].message)
+    assert len(said) == 1 and "pass it as an argument" in str(said[0].message)
+
+
+def stepped(x):
+    return x * settings.FACTOR
+
+
+def test_nor_has_a_function_that_is_one_node_another_value_for_each_call(dynamo, monkeypatch):
+    monkeypatch.setattr(settings, "FACTOR", settings.FACTOR)
+
+    class Steps(torch.nn.Module):
+        def forward(self, x):
+            for settings.FACTOR in (0.5, 0.75):
+                x = stepped(x)
+            return x
+
+    with pytest.warns(
+        exporter.PythonopWarning, match="stepped in module <root>: it reads .*FACTOR, which is 0.75 in this call and was 0.5"
+    ):
+        exporter.export(Steps(), (torch.randn(3),), opaque=[f"{HERE}:stepped"], dynamo=dynamo)
 
 
 def test_the_file_says_what_the_call_read(dynamo):
