@@ -127,6 +127,6 @@ def _lines(needs: Needs, time: dict[str, Any] | None) -> Iterator[str]:
     if needs.allow:
         yield f"allow=[{', '.join(repr(clean(name, 1000)) for name in needs.allow)}]"
     if any(each.kind == "Function" for each in needs.python) and not needs.damage:
-        yield "a Function of plain torch operators needs no Python in a file that is exported with portable=True (--portable)"
+        yield "a Function of plain torch operators needs no Python in a file that is exported with portable=True (--portable), which says of the others why"
     if time is not None:
         yield f"one run takes {time['run'] * 1e3:.3g} ms; of the time in nodes {time['share']:.1%} is Python's"

@@ -104,4 +104,8 @@ def _attributes(node: ir.Node, function: ir.Function, backward: ir.Function) -> 
 
 
 def _once(op: Builder, node: ir.Node, *gs: Sequence[ir.Value | None]) -> Grads:
-    raise unsupported(node, "it is the backward of a Function that says once_differentiable: it has no gradient of its own")
+    raise unsupported(
+        node,
+        "it is the backward of a Function that says once_differentiable: it has no gradient of its own",
+        "Take the decorator away where that backward is made of differentiable operators, or export with inline= for the Function",
+    )

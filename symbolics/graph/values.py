@@ -234,11 +234,11 @@ def check_unrolled(node: ir.Node, count: int) -> None:
         raise unsupported(node, f"it would be written in {count} parts, one by one, and at most {MAX_UNROLLED} are")
 
 
-def unsupported(node: ir.Node, reason: str) -> UnsupportedOperatorError:
-    """The error of an operator whose gradient cannot be written; it says why and how to add a rule."""
+def unsupported(node: ir.Node, reason: str, way: str = "") -> UnsupportedOperatorError:
+    """The error of an operator whose gradient cannot be written; it says why and the way out, which by default is to add a rule."""
     domain = f", domain={node.domain!r}" if node.domain else ""
     return UnsupportedOperatorError(
-        f"no gradient for {describe(node)}: {reason}. Add or replace its rule with @exporter.gradient({node.op_type!r}{domain})"
-        f" or overrides=, or leave what depends on it out of wrt or outputs.",
+        f"no gradient for {describe(node)}: {reason}. "
+        f"{way or f'Add or replace its rule with @exporter.gradient({node.op_type!r}{domain}) or overrides='}, or leave what depends on it out of wrt or outputs.",
         faq=Faq.NO_GRADIENT,
     )

@@ -226,8 +226,8 @@ class _Trace:
             if function is not None and (generated or not belongs_to_torch(function)):
                 what = f"calls an operator ({node.name()})" if generated else f"applies the Function {qualified_name(function)}"
                 raise Untraceable(
-                    f"its backward {what}, whose own backward a graph of it would not have in second derivatives "
-                    "(where there are none, once_differentiable says so)"
+                    f"its backward {what}, whose own backward a graph of it would not have in second derivatives: write that backward in torch's "
+                    f"operators, or, if nothing differentiates it twice, decorate the backward of {self.record.call.name} with once_differentiable"
                 )
             waiting += [following for following, _ in node.next_functions]
         return once
