@@ -16,6 +16,7 @@ from symbolics.graph.walk import walk
 from symbolics.quirks.onnx.equal_draws import kept_apart
 from symbolics.quirks.onnx.lost_initializers import register_lost_initializers
 from symbolics.quirks.onnx.near_numbers import near_numbers_apart
+from symbolics.quirks.onnx.norms_of_doubles import norms_of_doubles
 from symbolics.quirks.onnx.stretched_axes import without_stretched_axes
 from symbolics.quirks.onnx.windows_of_padding import without_windows_of_padding
 from symbolics.quirks.onnxruntime.batch_norm_buffers import copied, pin_running_statistics, read_copies
@@ -187,6 +188,7 @@ OPTIMIZED: tuple[GraphPass, ...] = (
     without_stretched_axes,
     einsums_of_nothing,
     determinants_of_doubles,
+    norms_of_doubles,
     own_outputs_of_bodies,
     without_windows_of_padding,
 )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 from onnx import version_converter
+
+from tests.symbolics.quirks.tools import on_onnxruntime
 
 
 def _converted(opset: int, body: str, function: str = "") -> onnx.ModelProto:
@@ -37,3 +40,12 @@ def stretched_axes():
         f'<ir_version: 10, opset_import: ["": 20]> g (float[1,3] a, float[2,1] b) => (float[n,m] y) {{ {body} }}'
     )
     return [dim.dim_value for dim in onnx.shape_inference.infer_shapes(model).graph.output[0].type.tensor_type.shape.dim] != [2, 3]
+
+
+def norms_of_doubles(cures=()):
+    """A small variance beside a small epsilon."""
+    x = np.random.default_rng(0).normal(size=(3, 5)) * 1e-3
+    node = onnx.helper.make_node("LayerNormalization", ["x", "s", "b"], ["y"], epsilon=1e-5)
+    found = on_onnxruntime([node], {"x": x, "s": np.ones(5), "b": np.zeros(5)}, cures=cures)
+    middle = x - x.mean(-1, keepdims=True)
+    return not np.allclose(found, middle / np.sqrt((middle**2).mean(-1, keepdims=True) + 1e-5), rtol=1e-12, atol=0)

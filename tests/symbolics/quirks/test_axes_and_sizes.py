@@ -178,6 +178,22 @@ def test_determinants_of_doubles(dynamo):
     torch.testing.assert_close([x.grad for x in ours], [x.grad for x in theirs], rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.parametrize("shape", [(4,), (5, 4)], ids=["last axis", "two axes"])
+@pytest.mark.parametrize("affine", [True, False])
+def test_norms_of_doubles(affine, shape, dynamo):
+    """The variance is not far above the epsilon, which ONNX has in float32."""
+    model = nn.LayerNorm(shape, elementwise_affine=affine, dtype=torch.float64)
+    x = torch.randn(3, 5, 4, dtype=torch.float64) * 1e-3
+    module = loaded(model, (x,), dynamo=dynamo, allow=(), dynamic_shapes=({0: "batch"},))
+    for rows in (3, 2):
+        ours, theirs = (x[:rows].clone().requires_grad_() for _ in range(2))
+        got, want = module(ours), model(theirs)
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-14)
+        for result in (got, want):
+            result.sin().sum().backward()
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-11, atol=1e-11)
+
+
 class Chunks(nn.Module):
     def forward(self, x):
         first, second, third = x.chunk(3, 1)
