@@ -71,7 +71,7 @@ every other package. [Maintaining pythonop](maintaining.md) says what to do abou
   no pythonop, and onnxruntime [1.18 or newer](portable.md#put-it-on-a-server).
 - **Another pythonop** opens files by [a promise of compatibility](format.md#compatibility): files of the year before it, and those of the six weeks
   after it that use nothing new.
-- **Packages**: torch 2.13, onnx 1.23, onnx_ir 1.1, onnxscript 0.7 and numpy 2.0, or newer. A minor release of pythonop may ask for newer ones.
+- **Packages**: torch 2.13, onnx 1.23, onnx_ir 1.1, onnxscript 0.7, numpy 2.0, ml_dtypes 0.5.4, rich 13, click 8.1 and lazy_loader 0.4, or newer. A minor release of pythonop may ask for newer ones.
 
 [First hour](first-hour.md#install-what-a-machine-needs) has the packages that such a machine needs.
 
