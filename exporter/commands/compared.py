@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from exporter.commands.run import read_arrays, sizes_of
 from exporter.commands.run_file import default_sizes, several_feeds
+from exporter.commands.shared import Failure
 from symbolics.text import shown
 from symbolics.users import warn
 
@@ -38,8 +39,14 @@ def compared_feeds(
     arrays: Mapping[str, Any] = read_arrays(inputs) if inputs is not None else {}
     sizes = sizes_of(dims)
     feeds = several_feeds(proto, arrays, sizes, runs)
+    zeros = [name for name, array in feeds[0].items() if name not in arrays and array.size and not array.any()]
+    if zeros and not arrays and len(zeros) == len(feeds[0]):
+        raise Failure(
+            f"nothing makes up {', '.join(map(shown, zeros[:4]))}: integers and flags are zeros, on which nothing is compared. Way out: --inputs FILE.npz"
+        )
     if len(feeds) < runs and context.get_parameter_source("runs") is ParameterSource.COMMANDLINE:
         warn(f"no input is random, so all {runs} runs would be the same: one is made. A data set is compared in Python: {in_python}")
     twos = default_sizes(proto, arrays, sizes)
+    unsaid = [f"  zeros, as no --inputs gives them: {', '.join(map(shown, zeros[:8]))}{', ...' if len(zeros) > 8 else ''}"] if zeros else []
     notes = [f"  size 2, as no --dim says another: {', '.join(map(shown, twos[:8]))}{', ...' if len(twos) > 8 else ''}"] if twos else []
-    return feeds, notes
+    return feeds, [*notes, *unsaid]

@@ -38,7 +38,9 @@ allow_option = click.option(
     "--allow", multiple=True, metavar="PATTERN", help="Functions that the file may run: module:qualname or a glob over it. May be repeated."
 )
 inputs_option = click.option(
-    "--inputs", type=click.Path(path_type=Path), help="An .npz file with an array per input. Inputs that it lacks are random."
+    "--inputs",
+    type=click.Path(path_type=Path),
+    help="An .npz file with an array per input. What it lacks is random, integers and flags are zeros.",
 )
 dims_option = click.option(
     "--dim",

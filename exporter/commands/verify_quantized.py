@@ -56,7 +56,7 @@ def quantized_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--inputs",
             "arrays",
             type=click.Path(path_type=Path),
-            help="With --quantized: an .npz file with an array per input. Inputs that it lacks are random.",
+            help="With --quantized: an .npz file with an array per input. What it lacks is random, integers and flags are zeros.",
         ),
         click.option(
             "--runs",

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
 import onnx_ir as ir
 
 from exporter.differences.matching import Matches, attribute_digest, bodies, match_graphs
@@ -128,6 +129,7 @@ def diff_files(a: Any, b: Any) -> Difference:
     models = open_model(a), open_model(b)
     for model in models:
         check_data(model)
+        _round_floats(model)
         _drop_defaults(model)
     with reading(a):  # what a stranger's tensor raises where it is read
         return _Comparison(*models).run()
@@ -141,6 +143,18 @@ def _drop_defaults(model: ir.Model) -> None:
         for name, attribute in list(node.attributes.items()) if node.domain in ("", "ai.onnx") else ():
             if not attribute.is_ref() and attribute.type in _PLAIN and attribute.value == schema_default(node.domain, node.op_type, name):
                 del node.attributes[name]
+
+
+def _round_floats(model: ir.Model) -> None:
+    """Round floats among attributes, in place, as a file has them: a model in memory may hold what it was made with."""
+    for node in _all_nodes(model):
+        for name, attribute in list(node.attributes.items()):
+            if attribute.is_ref():
+                continue
+            if attribute.type is ir.AttributeType.FLOAT and (value := float(np.float32(attribute.value))) != attribute.value:
+                node.attributes[name] = ir.AttrFloat32(name, value)
+            elif attribute.type is ir.AttributeType.FLOATS:
+                node.attributes[name] = ir.AttrFloat32s(name, [float(np.float32(value)) for value in attribute.value])
 
 
 class _Comparison:

@@ -11,6 +11,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops.op_conv import Conv as OnnxConv
 from onnx.reference.ops.op_conv_transpose import ConvTranspose as OnnxConvTranspose
+from onnx.reference.ops.op_layer_normalization import LayerNormalization as OnnxLayerNormalization
 from onnx.reference.ops.op_loop import Loop as OnnxLoop
 from onnx.reference.ops.op_scan import Scan as OnnxScan
 
@@ -211,8 +212,31 @@ class SequenceMap(OpRun):
         return tuple([results[k] for results in made] for k in range(len(self.body.output_names)))
 
 
+class LayerNormalization(OnnxLayerNormalization):
+    """onnx's own computes in the type that it is given, and refuses to do so for float64."""
+
+    op_domain = ""
+
+    def _run(self, X: Any, Scale: Any, B: Any = None, axis: Any = None, epsilon: Any = None, stash_type: Any = None) -> tuple[Any, ...]:
+        onnx_own: Any = super()
+        found: tuple[Any, ...] = onnx_own._run(X, Scale, B, axis=axis, epsilon=epsilon, stash_type=1)
+        return found
+
+
 #: All of them.
-MENDED: tuple[type[OpRun], ...] = (Conv, ConvTranspose, GatherElements, GlobalLpPool, Loop, LRN, LpPool, Pad, Scan, SequenceMap)
+MENDED: tuple[type[OpRun], ...] = (
+    Conv,
+    ConvTranspose,
+    GatherElements,
+    GlobalLpPool,
+    LayerNormalization,
+    Loop,
+    LRN,
+    LpPool,
+    Pad,
+    Scan,
+    SequenceMap,
+)
 
 
 class MendedEvaluator(ReferenceEvaluator):

@@ -9,7 +9,9 @@ import onnx
 import onnx.parser
 import onnx_ir as ir
 import pytest
+import torch
 
+import exporter
 from exporter.differences.diff import Change, diff_files
 from exporter.files.program import save_model
 from symbolics.errors import FormatError
@@ -57,6 +59,14 @@ def test_an_attribute_that_says_the_default():
     assert changed("Softmax <axis = -1>", "Softmax").equal
     found = changed("Softmax <axis = -1>", "Softmax <axis = 0>")
     assert found.nodes == [Change("changed", "Softmax 'first': axis", "not there", "0")]
+
+
+@pytest.mark.parametrize("slope", [0.01, 0.2])
+def test_floats_in_memory_are_those_of_the_file(slope, tmp_path):
+    """A program holds the number that it was made with, a file has it in float32."""
+    program = exporter.export(torch.nn.Sequential(torch.nn.LeakyReLU(slope), torch.nn.LayerNorm(4)), (torch.randn(2, 4),))
+    program.save(tmp_path / "model.onnx")
+    assert diff_files(tmp_path / "model.onnx", program).equal
 
 
 def test_interface():

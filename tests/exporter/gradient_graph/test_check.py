@@ -164,3 +164,9 @@ def test_the_evaluator_runs_bodies_as_onnxruntime_does(body):
         assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     assert exporter.check_gradients(model, inputs={"x": x}) < 1e-5
+
+
+def test_norms_run_in_double():
+    """onnx's own LayerNormalization refuses to compute in float64."""
+    program = exporter.export(torch.nn.LayerNorm(6), (torch.randn(3, 6),))
+    assert exporter.check_gradients(program) < 1e-6

@@ -261,3 +261,24 @@ def test_the_command(tmp_path):
     told = json.loads(done.output)
     assert [each["kernel"] for each in told["products"]] == ["MatMulNBits"] * 2 and told["compared"]["outputs"]
     assert CliRunner().invoke(main, [*arguments, "--group", "63"]).exit_code == 2
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(16, 64), nn.Linear(64, 4)
+
+    def forward(self, ids):
+        return self.head(self.words(ids).mean(1))
+
+
+def test_nothing_is_compared_on_zeros(tmp_path):
+    """Ids are not made up: on zeros alone the outputs are the same, whatever the weights are."""
+    torch.manual_seed(0)
+    exporter.export(Words(), (torch.randint(0, 16, (2, 5)),)).save(tmp_path / "words.onnx")
+    arguments = ["quantize", str(tmp_path / "words.onnx"), "-o", str(tmp_path / "int4.onnx"), "--weights", "int4", "--compare", "3"]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 2 and "nothing makes up ids" in done.output and "--inputs" in done.output
+    np.savez(tmp_path / "ids.npz", ids=np.random.default_rng(0).integers(0, 16, (2, 5)))
+    done = CliRunner().invoke(main, [*arguments, "--inputs", str(tmp_path / "ids.npz")])
+    assert done.exit_code == 0, done.output
