@@ -165,7 +165,10 @@ def verify_quantized(
     constants = Constants(prepared.model)
     quantizers, _ = find_quantizers(prepared.model, constants)
     if not quantizers:
-        raise ExportError("the model has no quantiser of activations: nothing of it can be in integers")
+        raise ExportError(
+            "the model has no quantiser of activations: there is nothing to compare with its integers.\n"
+            "  way out: of weights of 4 bits alone, compare the outputs on your data: exporter.quantize(model, weights='int4').compare(*data), or --compare"
+        )
     results = {name_of(value) for value in prepared.model.graph.outputs}
     made = {value.name: value for node in whole.graph for value in node.outputs}
     found: dict[str, Thresholds] = {}
