@@ -65,6 +65,16 @@ def test_a_pinn():
     assert trainer.step(dict(zip(("t", "x", "target_0", "target_1"), more))) == pytest.approx(expected, rel=1e-4)
 
 
+def test_a_laplacian():
+    made = recipe("A Laplacian")
+    assert_results(made, "u laplacian", made["x"])
+    traces = [torch.autograd.functional.hessian(lambda p: made["model"].net(p[None]).sum(), row).trace() for row in made["x"].detach()]
+    np.testing.assert_allclose(made["laplacian"], torch.stack(traces).detach().numpy(), rtol=1e-4, atol=1e-5)
+    more = torch.randn(5, 3)
+    made["u"], made["laplacian"] = made["session"].run(None, {"x": more.numpy()})
+    assert_results(made, "u laplacian", more)
+
+
 def test_a_gradient_penalty():
     made = recipe("A gradient penalty (WGAN-GP)")
     optimizer = torch.optim.SGD(made["model"].parameters(), lr=0.1)

@@ -130,6 +130,11 @@ class GlobalLpPool(OpRun):
         return (((np.abs(x) ** p).sum(tuple(range(2, x.ndim)), keepdims=True) ** (1.0 / p)).astype(x.dtype),)
 
 
+def _as_arrays(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What numpy made numbers of, as arrays again."""
+    return tuple(np.asarray(value) if isinstance(value, np.generic) else value for value in values)
+
+
 def _collected(body: ReferenceEvaluator, first: int, slices: list[list[np.ndarray]]) -> list[np.ndarray]:
     """What the iterations gave from this output of the body on, along a new first axis; for none of them as empty as the body declares it."""
     if slices:
@@ -159,7 +164,7 @@ class Loop(OnnxLoop):
             again, *made = self._run_body(feeds, **more)
             states, going, iteration = tuple(made[: len(names)]), bool(np.all(again)), iteration + 1
             slices.append(made[len(names) :])
-        return self._check_and_fix_outputs((*states, *_collected(self.body, len(names) + 1, slices)))
+        return _as_arrays((*states, *_collected(self.body, len(names) + 1, slices)))
 
 
 class Scan(OnnxScan):
@@ -192,7 +197,7 @@ class Scan(OnnxScan):
         outputs = _collected(self.body, n, slices)
         axes, directions = self.scan_output_axes or [0] * len(outputs), self.scan_output_directions or [0] * len(outputs)
         turned = [np.moveaxis(y[:: -1 if back else 1], 0, axis) for y, axis, back in zip(outputs, axes, directions, strict=True)]
-        return self._check_and_fix_outputs((*states, *turned))
+        return _as_arrays((*states, *turned))
 
 
 class SequenceMap(OpRun):
