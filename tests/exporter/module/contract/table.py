@@ -116,6 +116,8 @@ _TAIL = """
   onnxruntime's CPU has hardly a kernel for bfloat16, and such a file does not run there.
 - **The mode of the export counts.** A model that was exported in `eval()` has no dropout in its file, and fixed statistics in BatchNorm. `train()`
   warns of it, for files of pythonop. A file of another tool does not say its mode: what drops out in it drops out in `train()`.
+- **What a loaded module draws** comes from torch's generator: `torch.manual_seed` before a call repeats it, in `train()` and in `eval()`. The numbers
+  are others than eager's, but for those that Functions draw.
 
 ## Read on
 
