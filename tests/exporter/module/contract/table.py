@@ -92,6 +92,10 @@ As in eager, a call keeps what a backward reads if an input, a parameter or a bu
 `torch.inference_mode()` or `module.requires_grad_(False)` do the same as `no_grad()`. The sessions of the backward are made at the first call that
 needs them.
 
+Several threads, such as the requests of a server, may call one module or one `inference_session` at once. Nodes of onnxruntime run side by side;
+Functions hold Python's lock, so they take turns. [How threads are shared](training-memory.md#how-threads-are-shared) has the rest. An index below 0
+counts from the end of its axis in a file, where PyTorch raises: check ids that come from outside.
+
 ## Train on several processes, or with a library
 
 `DistributedDataParallel` and FSDP2 take a loaded module: [examples/ddp.py](../examples/ddp.py). So do Lightning, Accelerate, transformers' Trainer
