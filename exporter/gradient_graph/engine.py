@@ -11,6 +11,7 @@ from exporter.gradient_graph.inference import infer_shapes
 from symbolics.errors import FormatError, PythonopError
 from symbolics.gradients import COMPOSITES, FLAT, NONDIFFERENTIABLE, RULES, Rule
 from symbolics.gradients.bodies import OWN_RULE
+from symbolics.gradients.labels import check_labels
 from symbolics.graph.builder import Builder
 from symbolics.graph.copies import function_body, inline, inline_body, replace
 from symbolics.graph.folding import fold, taken_branch
@@ -107,7 +108,11 @@ class Engine:
                 composed = COMPOSITES[key](op, node)
             return None if composed is None else (op.nodes, composed)
         function = None if self.rule_of(node) is not None else function_body(node, self.model.functions, self.scope.opset)
-        return None if function is None else inline(self.scope, node, function)
+        if function is None:
+            return None
+        check_labels(op, node)
+        nodes, results = inline(self.scope, node, function)
+        return [*op.nodes, *nodes], results
 
     # ------------------------------------------------------------------------------------------------------- the path
     def active(self, nodes: Iterable[ir.Node], targets: Iterable[ir.Value]) -> tuple[set[ir.Value], list[ir.Node]]:

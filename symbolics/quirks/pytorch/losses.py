@@ -123,6 +123,7 @@ def _cross_entropy(
         return loss.sum() / (loss.numel() if x.dim() > 1 else 1) if reduction == _MEAN else _reduced(loss, reduction)
     kept = target != ignore_index
     labels = torch.where(kept, target, torch.zeros_like(target))
+    labels = torch.where(labels < 0, torch.full_like(labels, classes), labels)  # torch refuses a label below 0: this index, no runtime has
     each = kept.to(x.dtype) if weight is None else weight[labels] * kept.to(x.dtype)
     likely = -logs.gather(axis, labels.unsqueeze(axis)).squeeze(axis) * each
     smooth = -weighted.sum(axis)

@@ -45,6 +45,8 @@ def cross_entropy(
         return _reduced(each, count, reduction)
     ignored = op.Equal(target, number(ignore_index, target))
     safe = op.Where(ignored, number(0, target), target)
+    counted = op.CastLike(op.Squeeze(op.Shape(x, start=axis, end=axis + 1)), target)
+    safe = op.Where(op.Less(safe, number(0, target)), counted, safe)  # torch refuses a label below 0: this index, no runtime has
     picked = op.Squeeze(op.GatherElements(score, op.Unsqueeze(safe, [axis]), axis=axis), [axis])
     uniform = op.ReduceSum(score, [axis], keepdims=0)
     each = op.Neg(op.Add(op.Mul(picked, rest), op.Mul(uniform, op.Squeeze(share))))

@@ -43,6 +43,30 @@ def test_batches_that_do_not_fit():
     assert trainer.save() == before
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"ignore_index": 0}, {"ignore_index": -1}, {"label_smoothing": 0.1}, {"weight": torch.tensor([0.1, 0.2, 0.7])}]
+)
+@pytest.mark.parametrize("open_batch", [False, True])
+def test_labels_out_of_range_are_refused(options, open_batch, dynamo):
+    """ONNX counts a negative one from the last class, and torch refuses it."""
+
+    def loss(scores, target):
+        return torch.nn.functional.cross_entropy(scores, target, **options)
+
+    model, x = torch.nn.Linear(4, 3), torch.randn(5, 4)
+    right = torch.tensor([0, 1, options.get("ignore_index", 2), 1, 2])
+    shapes = {"dynamic_shapes": ({0: "batch"},)} if open_batch else {}
+    step = exporter.export_training_step(model, (x,), loss=loss, targets=(right.clamp(min=0),), optimizer="sgd", dynamo=dynamo, **shapes)
+    trainer = Trainer(step)
+    (name,), (target,) = trainer.layout.inputs, trainer.layout.targets
+    before = trainer.save()
+    for wrong in (-2, 3, -3):
+        with pytest.raises(exporter.RunError, match="labels count from 0"):
+            trainer.step({name: x, target: torch.cat([right[:4], torch.tensor([wrong])])})
+    assert trainer.save() == before
+    assert trainer.step({name: x, target: right}) == pytest.approx(float(loss(model(x), right)), rel=1e-5)
+
+
 class _Logging(torch.Tensor):
     """A tensor whose numbers are another's."""
 
