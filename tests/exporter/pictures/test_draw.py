@@ -136,7 +136,7 @@ def test_large_graphs_are_folded(graphviz, samples, monkeypatch):
     _, boxes = parsed(draw_svg(samples["step"], "step"))
     assert any("module" in kind for kind, _, _ in boxes)
     monkeypatch.setattr(drawing, "_MOST", 10)
-    with pytest.raises(ArgumentError, match="at depth 2 the graph has 85 boxes, at most 10 are drawn: --depth 1 has 8"):
+    with pytest.raises(ArgumentError, match="at depth 2 the graph has 95 boxes, at most 10 are drawn: --depth 1 has 8"):
         draw_svg(samples["step"], "step", 5)
 
 
