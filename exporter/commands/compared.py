@@ -34,19 +34,20 @@ def compared_feeds(
         The arrays of each run, and lines for the report.
 
     Raises:
-        Failure, RunError, FormatError: An option does not fit the file.
+        Failure, RunError, FormatError: An option does not fit the file. Failure: all inputs would be zeros.
     """
     arrays: Mapping[str, Any] = read_arrays(inputs) if inputs is not None else {}
     sizes = sizes_of(dims)
     feeds = several_feeds(proto, arrays, sizes, runs)
     zeros = [name for name, array in feeds[0].items() if name not in arrays and array.size and not array.any()]
-    if zeros and not arrays and len(zeros) == len(feeds[0]):
+    if zeros and len(zeros) == len(feeds[0]):
         raise Failure(
             f"nothing makes up {', '.join(map(shown, zeros[:4]))}: integers and flags are zeros, on which nothing is compared. Way out: --inputs FILE.npz"
         )
     if len(feeds) < runs and context.get_parameter_source("runs") is ParameterSource.COMMANDLINE:
         warn(f"no input is random, so all {runs} runs would be the same: one is made. A data set is compared in Python: {in_python}")
     twos = default_sizes(proto, arrays, sizes)
-    unsaid = [f"  zeros, as no --inputs gives them: {', '.join(map(shown, zeros[:8]))}{', ...' if len(zeros) > 8 else ''}"] if zeros else []
-    notes = [f"  size 2, as no --dim says another: {', '.join(map(shown, twos[:8]))}{', ...' if len(twos) > 8 else ''}"] if twos else []
-    return feeds, [*notes, *unsaid]
+    made_up = {"size 2, as no --dim says another": twos, "zeros, as no --inputs gives them": zeros}
+    return feeds, [
+        f"  {what}: {', '.join(map(shown, names[:8]))}{', ...' if len(names) > 8 else ''}" for what, names in made_up.items() if names
+    ]
