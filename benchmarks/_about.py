@@ -92,7 +92,16 @@ Memory is the peak of a step, with parameters and optimizer state, over eager's.
         """A training step without one pass of the accelerator, over the step with all of them: 1.2 means that the pass saves a sixth. A pass that brings
 less than 5 % on every model has no place in the accelerator. "none" is `accelerate=False`; an empty cell means that the pass finds nothing to replace.""",
         pivot="columns",
-        names={"gpt-b2": "GPT 2 x 128", "cnn": "small CNN", "resnet18": "ResNet-18", "convnext": "ConvNeXt's blocks", "lstm": "LSTM", "gru": "GRU"},
+        names={
+            "gpt-b2": "GPT 2 x 128",
+            "gpt-b1-1024": "GPT 1 x 1024",
+            "cnn": "small CNN",
+            "resnet18": "ResNet-18",
+            "vgg": "VGG's blocks",
+            "convnext": "ConvNeXt's blocks",
+            "lstm": "LSTM",
+            "gru": "GRU",
+        },
     ),
     "providers": About(
         "Execution providers",

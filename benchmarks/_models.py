@@ -119,6 +119,15 @@ def cnn(batch: int = 16) -> Sample:
     return Sample(model.train(), (torch.randn(batch, 3, 32, 32),), F.cross_entropy, (torch.randint(0, 10, (batch,)),))
 
 
+def vgg(batch: int = 8) -> Sample:
+    """Three times two convolutions, each with ReLU, and a MaxPool, as VGG has them, on 3x64x64."""
+    layers: list[nn.Module] = []
+    for width, out in ((3, 32), (32, 64), (64, 128)):
+        layers += [nn.Conv2d(width, out, 3, 1, 1), nn.ReLU(), nn.Conv2d(out, out, 3, 1, 1), nn.ReLU(), nn.MaxPool2d(2)]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(128 * 8 * 8, 128), nn.ReLU(), nn.Linear(128, 10))
+    return Sample(model.train(), (torch.randn(batch, 3, 64, 64),), F.cross_entropy, (torch.randint(0, 10, (batch,)),))
+
+
 class _NextBlock(nn.Module):
     """As ConvNeXt's: a depthwise convolution of 7x7, LayerNorm over the channels, a feed-forward of four times the width."""
 
@@ -224,6 +233,7 @@ MODELS: dict[str, Callable[[], Sample]] = {
     "cnn": cnn,
     "resnet": resnet,
     "resnet18": resnet18,
+    "vgg": vgg,
     "convnext": convnext,
     "rnn": lambda: recurrent(nn.RNN),
     "gru": lambda: recurrent(nn.GRU),

@@ -13,48 +13,55 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from benchmarks._report import Figure, tell
 from benchmarks.training_step import THREADS, child, eager, exported, runs, turns
 
-MODELS = ("gpt-b2", "cnn", "resnet18", "convnext", "lstm", "gru")
+MODELS = ("gpt-b2", "gpt-b1-1024", "cnn", "resnet18", "vgg", "convnext", "lstm", "gru")
 
 
 @contextmanager
-def accelerator_without(name: str) -> Iterator[None]:
-    """The accelerator without a pass, or without what it does with a gradient of this name."""
+def accelerator_of(passes: Sequence[Any], claims: Mapping[str, Any]) -> Iterator[None]:
+    """Sessions have an accelerator of these passes and claims."""
     from exporter.cpu import accelerator
-    from exporter.cpu.accelerator import CLAIMS, PASSES
 
     before = accelerator.ACCELERATOR
-    claims = {each: made for each, made in CLAIMS.items() if each != name}
-    accelerator.ACCELERATOR = accelerator.CpuAccelerator([each for each in PASSES if each.name != name], claims)
+    accelerator.ACCELERATOR = accelerator.CpuAccelerator(passes, claims)
     try:
         yield
     finally:
         accelerator.ACCELERATOR = before
 
 
-def used(step: Any) -> list[str]:
-    """The names of the passes that replace something in a step, and of the gradients in it that the accelerator computes."""
-    import onnx_ir as ir
-
+def accelerator_without(name: str) -> AbstractContextManager[None]:
+    """The accelerator without a pass, or without what it does with a gradient of this name."""
     from exporter.cpu.accelerator import CLAIMS, PASSES
-    from exporter.runtime.accelerate import Request
-    from exporter.runtime.claims import claim
-    from symbolics.graph.named import name_of_call
 
-    model = ir.from_proto(step.model_proto)
-    found = [name for name in CLAIMS if any(name_of_call(node) == name for node in model.graph)]
-    claim(model, CLAIMS)
-    facts: dict[ir.Value, Any] = {}
-    for each in PASSES:
-        if each.run(model, Request("step"), facts):
-            found.append(each.name)
-    return found
+    return accelerator_of([each for each in PASSES if each.name != name], {each: made for each, made in CLAIMS.items() if each != name})
+
+
+def used(step: Any, sample: Any) -> list[str]:
+    """The names of the passes that replace something when a step is opened, and of the gradients in it that the accelerator computes."""
+    from exporter.cpu.accelerator import CLAIMS, PASSES
+
+    found: dict[str, None] = {}
+
+    def noted(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+        def noting(*args: Any) -> Any:
+            made = run(*args)
+            if made:  # nodes that were replaced, or values that stand for a call
+                found[name] = None
+            return made
+
+        return noting
+
+    passes = [each._replace(run=noted(each.name, each.run)) for each in PASSES]
+    with accelerator_of(passes, {name: noted(name, made) for name, made in CLAIMS.items()}):
+        runs(step, sample)()
+    return list(found)
 
 
 def measure(name: str, steps: int) -> dict[str, Any]:
@@ -68,7 +75,7 @@ def measure(name: str, steps: int) -> dict[str, Any]:
     sample = made[name]()
     step = exported(sample)
     contenders: dict[str, Callable[[], float]] = {"all": runs(step, sample)}
-    for left_out in used(step):
+    for left_out in used(step, sample):
         with accelerator_without(left_out):
             contenders[f"without {left_out}"] = runs(step, sample)
     contenders["none"] = runs(step, sample, accelerate=False)

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
-from exporter.cpu.batches import multiply_batches
 from exporter.cpu.blocked import block_channels
 from exporter.cpu.elementwise import fuse
 from exporter.cpu.in_place import take_out_updates
@@ -58,7 +57,6 @@ PASSES = (
     Pass("strides by phases", lambda model, request, facts: convolve_phases(model, request.sizes)),
     Pass("channels in blocks", lambda model, request, facts: block_channels(model, request.sizes), needs_library=False),
     Pass("pools", lambda model, request, facts: pool_at_once(model, facts)),
-    Pass("products of many", lambda model, request, facts: multiply_batches(model, facts, request.sizes)),
     Pass("moves", lambda model, request, facts: move_at_once(model, facts)),
 )
 

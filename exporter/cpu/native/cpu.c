@@ -19,7 +19,7 @@ static const struct {
 } KERNELS[] = {
 #define KERNEL(text, name) {text, name##_create, name##_compute}
     KERNEL("Elementwise", elementwise), KERNEL("Rearrange", rearrange), KERNEL("Interleave", interleave), KERNEL("ConvWeightGrad", conv_grad),
-    KERNEL("BatchMatMul", batch), KERNEL("MaxPoolIndices", pool), KERNEL("MaxPoolGrad", pool_grad),
+    KERNEL("MaxPoolIndices", pool), KERNEL("MaxPoolGrad", pool_grad),
     KERNEL("Lstm", lstm), KERNEL("LstmGrad", lstm_grad), KERNEL("Gru", gru), KERNEL("GruGrad", gru_grad),
 #undef KERNEL
 };

@@ -1,8 +1,8 @@
-/* Products by panels: the second matrix laid out 32 columns at a time. Included by lstm.c, gru.c,
- * convolution.c and batches.c.
+/* Products by panels: the second matrix laid out 32 columns at a time. Included by lstm.c, gru.c
+ * and convolution.c.
  *
  * A recurrence lays the weights of its states out once for all steps, which onnxruntime cannot; the gradient of a Conv lays out what a task
- * needs in the caches, and a product of many matrices leaves zeros out. For others onnxruntime's are as quick.
+ * needs in the caches. For others onnxruntime's are as quick.
  */
 #ifndef PYTHONOP_CPU_PANELS_H
 #define PYTHONOP_CPU_PANELS_H
