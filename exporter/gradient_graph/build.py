@@ -16,6 +16,7 @@ from exporter.files.proto import reading
 from exporter.gradient_graph.boundary import Boundary
 from exporter.gradient_graph.cut import cut_gradients, warn_of_cut
 from exporter.gradient_graph.engine import Engine, Key
+from exporter.gradient_graph.frozen import check_frozen, warn_of_frozen
 from exporter.gradient_graph.model import own_copy, set_ir_version
 from exporter.gradient_graph.slow_operators import without_slow_operators
 from symbolics.errors import ArgumentError
@@ -101,6 +102,7 @@ def built(
     if warns:  # forces, say, of a file that is differentiated by its inputs alone, are meant to be constants
         learned = [v for v in boundary.wrt if wrt is not None or not v.is_graph_input()]
         warn_of_cut(cut_gradients(copy, learned, boundary.outputs), "the gradient graph")
+        warn_of_frozen(copy, [name_of(value) for value in boundary.wrt])
     training = differentiate(copy, boundary, overrides or {})
     outline_modules(training)
     return training
@@ -152,6 +154,7 @@ class _Build(Engine):
         graph, boundary = self.model.graph, self.boundary
         state = {entry.initializer for entry in (read_state(self.model.metadata_props) or {}).values()}
         kept = {*unread(graph), *boundary.wrt, *(value for name, value in graph.initializers.items() if name in state)}
+        check_frozen(self.model, boundary.wrt)
         self.expand_all(boundary.wrt, lambda: boundary.outputs)
         cotangents = {v: ir.Value(name=boundary.input_name(v), type=v.type, shape=v.shape) for v in boundary.outputs}
         boundary.check_reached(self.active(graph, boundary.wrt)[0])

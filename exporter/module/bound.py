@@ -16,9 +16,10 @@ from exporter.files.places import path_in_name
 from exporter.files.program import model_bytes
 from exporter.files.read import open_model
 from exporter.files.trust import Gate
+from exporter.gradient_graph.frozen import warn_of_frozen
 from exporter.module.orders import Orders
 from exporter.module.plans import Plan, Plans, Settings
-from exporter.module.state import leave_empty, look_up
+from exporter.module.state import leave_empty, look_up, with_flags
 from exporter.module.step import ForwardRun, Step, TransformedStep
 from exporter.module.tangents import Tangents, taken_apart
 from exporter.runtime.shared_sizes import different
@@ -185,12 +186,7 @@ class Bound:
                 value.const_value = ir.Tensor(to_array(tensor), dtype=value.dtype, name=name)
         parameters = dict(module.named_parameters(remove_duplicate=False))
         wants_grad = {name: parameters[path].requires_grad for name, path in self.names.items() if path in parameters}
-        entries = {
-            key: dataclasses.replace(entry, trainable=wants_grad.get(entry.initializer, entry.trainable))
-            if entry.kind == "parameter"
-            else entry
-            for key, entry in self.entries.items()
-        }
+        entries = with_flags(model, self.entries, wants_grad)
         if entries != self.entries:
             model.metadata_props[STATE_KEY] = write_state(entries)
         return model
@@ -233,6 +229,8 @@ class Bound:
         except (UnsupportedOperatorError, RunError) as error:
             # As in eager, what has no gradient runs, and a backward says why not. Nothing is wanted: then it is the forward's own error.
             plan = dataclasses.replace(self.plans.plan(training, frozenset(), example), refused=error)
+        if plan.refused is None:
+            warn_of_frozen(self.plans.model, wrt)
         if plan.wanted and plan.orders is None:
             plan.orders = Orders(self.plans, plan, training, wrt)
         self._chosen[training, wanted] = plan

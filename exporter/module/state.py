@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 
 from exporter.files.tensors import own_array
 from exporter.files.weights import foreign_state
+from exporter.gradient_graph.frozen import frozen_arguments
 from exporter.runtime.tensors import to_tensor
 from symbolics import torch_private as private
 from symbolics.errors import FormatError, RunError
@@ -19,7 +21,7 @@ from symbolics.node.metadata import StateEntry, state_of
 from symbolics.node.names import STATE_KEY
 from symbolics.text import shown
 
-__all__ = ["Part", "entries_of", "leave_empty", "look_up", "register"]
+__all__ = ["Part", "entries_of", "leave_empty", "look_up", "register", "with_flags"]
 
 
 #: What calls of a hook would see of a part: nothing.
@@ -127,6 +129,23 @@ def entries_of(model: ir.Model) -> dict[str, StateEntry]:
     if entries is not None:
         return entries
     return {name: StateEntry(name, "parameter" if trained else "buffer", trained, True) for name, trained in foreign_state(model).items()}
+
+
+def with_flags(model: ir.Model, entries: dict[str, StateEntry], wants_grad: Mapping[str, bool]) -> dict[str, StateEntry]:
+    """Entries that say which parameters are frozen now.
+
+    Args:
+        model: The file.
+        entries: Its own.
+        wants_grad: The initializer of a parameter -> its ``requires_grad`` now. One that a Function takes and has no gradient for stays frozen.
+    """
+    refused = frozen_arguments(model, [name for name, wants in wants_grad.items() if wants])
+    return {
+        key: replace(entry, trainable=wants_grad.get(entry.initializer, entry.trainable) and entry.initializer not in refused)
+        if entry.kind == "parameter"
+        else entry
+        for key, entry in entries.items()
+    }
 
 
 def register(root: torch.nn.Module, graph: ir.Graph, entries: dict[str, StateEntry], device: torch.device) -> dict[str, list[str]]:

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from symbolics.graph.boundaries import BEHIND, Edge, edge_of, is_boundary
 from symbolics.graph.region import Key, Region
-from symbolics.graph.values import constant_of, is_mark
+from symbolics.graph.values import constant_of, is_mark, shape_in_function
 from symbolics.graph.walk import bypass, discard, reads, subgraphs, walk
 from symbolics.node.names import (
     CALL_ATTRIBUTE,
@@ -230,7 +230,7 @@ class _Functions:
         own: dict[ir.Value, ir.Value] = {}
         used: set[str] = set()
         for (value, _), (_, place) in zip(region.taken.items(), region.kinds, strict=True):
-            own[value] = ir.Value(name=_fresh(place, used), type=value.type, shape=_sizes(value))
+            own[value] = ir.Value(name=_fresh(place, used), type=value.type, shape=shape_in_function(value))
         inputs = list(own.values())
         constants = []
         for value, tensor in region.constants.items():
@@ -264,7 +264,7 @@ class _Functions:
                 if value in names or value.name or value.uses():
                     value.name = names.get(value) or _fresh(f"{node.name}_{value.index()}" if len(node.outputs) > 1 else node.name, used)
                 value.metadata_props.clear()
-                value.shape = _sizes(value)
+                value.shape = shape_in_function(value)
             for body in subgraphs(node):
                 for value in (*body.inputs, *body.initializers.values()):
                     value.name = _fresh(value.name or "value", used)
@@ -401,11 +401,6 @@ def _in_order(inside: Collection[ir.Node], ends: Iterable[ir.Value]) -> list[ir.
             todo.append((node, True))
             todo += [(maker, False) for value in reversed(reads(node)) if (maker := value.producer()) in inside and maker is not None]
     return list(found)
-
-
-def _sizes(value: ir.Value) -> ir.Shape | None:
-    """The shape of a value as a function says it: a size that has a name has none there."""
-    return None if value.shape is None else ir.Shape([size if isinstance(size, int) else None for size in value.shape])
 
 
 def _share(mine: ir.Value, theirs: ir.Value) -> None:

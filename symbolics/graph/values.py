@@ -17,7 +17,7 @@ from symbolics.text import shown
 
 __all__ = [
     "RANDOM", "SCOPES", "array_of", "attr", "check_unrolled", "constant_of", "describe", "dtype_of", "fixed_array", "function_of", "graph_of", "input_of", "is_float", "is_float_tensor", "is_mark", "is_python_op", "is_python_op_tangent", "is_static", "made_by", "may_be_float", "name_of", "operator_text",
-    "rank_of", "schema_default", "scope_of", "static_shape", "trains", "unsupported",
+    "rank_of", "schema_default", "scope_of", "shape_in_function", "static_shape", "trains", "unsupported",
 ]  # fmt: skip
 
 #: Operators that may draw random numbers: two are never one, none is computed beforehand. (A Dropout draws where it `trains`.)
@@ -170,6 +170,11 @@ def is_float(value: ir.Value | None) -> bool:
 def may_be_float(value: ir.Value | None) -> bool:
     """The same where it is not known what the value is: what depends on it is then refused by name, never left out in silence."""
     return value is not None and (value.dtype is None or value.dtype.is_floating_point())
+
+
+def shape_in_function(value: ir.Value) -> ir.Shape | None:
+    """The shape of a value as a function may say it: without the names of sizes. Two calls in one graph may have other sizes by one name."""
+    return None if value.shape is None else ir.Shape([size if isinstance(size, int) else None for size in value.shape])
 
 
 def is_float_tensor(value: ir.Value | None) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from symbolics.graph.own_outputs import own_outputs
-from symbolics.graph.values import name_of
+from symbolics.graph.values import name_of, shape_in_function
 from symbolics.graph.walk import reads
 from symbolics.node.linked import Backward, Kept, Taken, write_backward
 from symbolics.node.names import BACKWARD_KEY, FUNCTION_KEY, PORTABLE_DOMAIN
@@ -107,10 +107,12 @@ def _function(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str], na
     _put_first(graph, constants)
     for value in graph.inputs:
         value.metadata_props.clear()
+        value.shape = shape_in_function(value)
     for node in graph.all_nodes():  # torch.onnx's notes on where a node comes from
         node.metadata_props.clear()
         for value in node.outputs:
             value.metadata_props.clear()
+            value.shape = shape_in_function(value)
     graph.metadata_props.clear()
     graph.opset_imports.update(model.opset_imports)
     function = ir.Function(PORTABLE_DOMAIN, name, graph=graph, attributes=[])
