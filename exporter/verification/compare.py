@@ -21,8 +21,10 @@ FACTOR = 10.0
 FEW = 3.0
 #: Above this, eager's own error says that the function is not smooth (it rounds, sorts or thresholds): float64 takes other turns.
 ROUGH = 1e-3
-#: By how many of them a buffer may move that eager's forward leaves as it was.
+#: By how many roundings a buffer may move that eager's forward leaves as it was, and how many of the largest output are 0.
 _ROUNDINGS = 16
+#: What is left in float64, at most, of an output that is 0 but for the roundings of its type.
+_VANISHES = 1e-3
 
 
 class Results(Protocol):
@@ -83,11 +85,12 @@ def compare(
         opaque: The parameters of opaque modules. A file has zeros for those on a way that a run does not take, where eager has no gradient.
     """
     rows, untouched = [], untouched or {}
+    highest = max((largest(output) for output in wanted.outputs if output.is_floating_point()), default=0.0)
     for index, output in enumerate(wanted.outputs):
         found = got.outputs[index] if index < len(got.outputs) else None
-        rows.append(
-            _row(f"output {index}", "output", output, found, precise.outputs[index] if precise is not None else None, 0.0, precision)
-        )
+        better = precise.outputs[index] if precise is not None else None
+        noise = highest if _is_noise(output, better, highest) else 0.0
+        rows.append(_row(f"output {index}", "output", output, found, better, noise, precision))
     if len(got.outputs) > len(wanted.outputs):
         problem = f"the file has {len(got.outputs)} outputs, eager {len(wanted.outputs)}"
         rows.append(Row("outputs", "output", (), "", float("nan"), None, 0.0, "", False, problem))
@@ -121,6 +124,15 @@ def compare(
         Row(name, "buffer", (), "", float("nan"), None, 0.0, "", False, f"the file does not carry it: {why}") for name, why in lost.items()
     ]
     return rows
+
+
+def _is_noise(output: torch.Tensor, better: torch.Tensor | None, highest: float) -> bool:
+    """Whether an output is 0 but for roundings (a model may return gradients): float64 says so, or of float64 itself the outputs beside it."""
+    if not output.is_floating_point() or not output.any():
+        return False
+    if better is not None:
+        return largest(better) < _VANISHES * largest(output)
+    return output.dtype is torch.float64 and largest(output) <= _ROUNDINGS * torch.finfo(output.dtype).eps * highest
 
 
 def _rounded(got: torch.Tensor, before: torch.Tensor | None) -> bool:
@@ -157,8 +169,8 @@ def _row(
         return Row(
             *about, float(differ), None, 0.5, about[3], differ == 0, f"{differ} of {wanted.numel()} elements differ" if differ else ""
         )
-    # A gradient that is 0 but for rounding (a bias in front of a norm) is measured by the largest one of the model, a buffer that is
-    # (a running mean behind a norm) by the largest one of its module.
+    # A gradient that is 0 but for rounding (a bias in front of a norm) is measured by the largest one of the model, an output that is by the
+    # largest output, a buffer that is (a running mean behind a norm) by the largest one of its module.
     scale = max(largest(wanted), 0.01 * noise) or 1.0
     floor = tolerance_of(about[3], precision)
     own = None if better is None else difference(wanted, better) / scale

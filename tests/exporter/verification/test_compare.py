@@ -48,3 +48,25 @@ def test_zeros_are_no_gradient_for_parameters_of_opaque_modules_alone(value, kin
     file = SimpleNamespace(outputs=[one], gradients={(kind, "b"): torch.full((3,), value)}, buffers={})
     _, row = compare(eager, None, file, {}, opaque=opaque)
     assert (row.ok, bool(row.note), bool(row.problem)) == (ok, ok, not ok)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wanted", "precise", "got", "ok"),
+    [
+        (torch.float32, 4e-8, 8e-17, -1.4e-7, True),
+        (torch.float32, 4e-8, 8e-17, 1e-3, False),  # a number that is there in the file alone
+        (torch.float32, 4e-8, 4.1e-8, -1.4e-7, False),  # small, and no rounding
+        (torch.float32, 4e-8, None, -1.4e-7, False),  # nobody knows
+        (torch.float64, 8e-17, None, -1e-16, True),
+        (torch.float64, 8e-12, None, -1e-11, False),
+    ],
+)
+def test_an_output_that_is_0_but_for_rounding_is_measured_by_the_largest(dtype, wanted, precise, got, ok):
+    """The gradient for a bias in front of a softmax, say, which a model returns beside that of the weight."""
+    beside = torch.tensor([0.93], dtype=dtype)
+
+    def results(value, kind=dtype):
+        return SimpleNamespace(outputs=[beside.to(kind), torch.tensor([value], dtype=kind)], gradients={}, buffers={})
+
+    _, row = compare(results(wanted), None if precise is None else results(precise, torch.float64), results(got), {})
+    assert row.ok == ok
