@@ -11,12 +11,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from exporter.runtime.accelerate import switched_off
 from tests import long, torchlib, usable
 from tests.processes import Forks, FreshProcess
 from tests.support import NEEDS
 
 #: Tests of the accelerator alone.
-collect_ignore = ["exporter/cpu"] if os.environ.get("PYTHONOP_ACCELERATE") == "0" else []
+collect_ignore = ["exporter/cpu"] if switched_off() else []
 
 torch.set_num_threads(1)
 torchlib.built_once()

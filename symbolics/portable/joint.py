@@ -267,9 +267,20 @@ class _Trace:
                 raise Untraceable(f"it draws random numbers ({node.target})")
         if (condition := private.condition_on_sizes(self.env)) is not None:
             raise Untraceable(
-                f"what it does depends on a size ({condition}), which may be another one in the next run: compute with the size itself (x.numel() ** 0.5), "
-                "without a branch, int(), float() or torch.tensor() of it, or give the axis a fixed size"
+                f"what it does depends on a size ({self._places(condition)}), which may be another one in the next run: compute with the size itself "
+                "(x.numel() ** 0.5), without a loop over it, a branch, int(), float() or torch.tensor() of it, or give the axis a fixed size"
             )
+
+    def _places(self, condition: str) -> str:
+        """The axes that a condition is about; where it names none, the condition itself."""
+        names = set(re.findall(r"\w+", condition))
+        found = [
+            f"axis {axis} of tensor input {index}"
+            for index, value in enumerate(self.inputs)
+            for axis, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ())
+            if str(size) in names and not isinstance(size, int)
+        ]
+        return ", ".join(found[:3]) or condition
 
 
 def _sum(gradient: torch.Tensor | None, target: torch.Tensor) -> torch.Tensor | None:
