@@ -12,6 +12,7 @@ from symbolics.graph.emitter import Emitter
 from symbolics.graph.scope import Scope
 from symbolics.graph.values import array_of, dtype_of, graph_of, shape_in_function
 from symbolics.graph.walk import captured, discard, prune, walk
+from symbolics.node.names import GRADIENT_DOMAIN
 
 __all__ = ["clone_nodes", "function_body", "inline", "inline_body", "replace"]
 
@@ -125,8 +126,9 @@ def inline(scope: Scope, node: ir.Node, function: ir.Function) -> tuple[list[ir.
     defaults = {k: a for k, a in function.attributes.items() if a.value is not None}
     attributes = {**function.meta.get("defaults", {}), **defaults, **node.attributes}
     nodes = clone_nodes(scope, function, mapping, attributes, node.metadata_props)
-    for value in (value for each in walk(nodes) for value in each.outputs):  # files of earlier releases have names in functions
-        value.shape = shape_in_function(value)
+    if function.domain != GRADIENT_DOMAIN:  # whose calls share a function where their sizes have equal names
+        for value in (value for each in walk(nodes) for value in each.outputs):  # files of earlier releases have names in functions
+            value.shape = shape_in_function(value)
     outputs = function.meta.get("outputs", list(function.outputs))
     return nodes, [None if o is None else mapping[o] for o in outputs]
 
