@@ -12,13 +12,14 @@ import importlib
 import logging
 import os
 import sys
-from traceback import print_exc, print_exception
+from traceback import format_exc, format_exception
 from typing import Any
 
 import click
 
 import exporter
 from exporter.errors import full
+from symbolics.text import printable
 
 __all__ = ["COMMANDS", "main"]
 
@@ -79,7 +80,7 @@ class _Commands(click.Group):
             ctx.exit(130)  # 128 + SIGINT, as a shell says it
         except click.ClickException as error:
             if error.__cause__ is not None and ctx.obj is not None and ctx.obj["traceback"]:
-                print_exception(error.__cause__)
+                click.echo(printable("".join(format_exception(error.__cause__))), err=True, nl=False)
             raise
         except (click.exceptions.Exit, BrokenPipeError):
             raise
@@ -88,7 +89,7 @@ class _Commands(click.Group):
                 _give_up_stdout()
                 click.echo(f"error: cannot print the answer: {error.strerror}; send standard output elsewhere", err=True)
             else:  # a fault of ours, or --traceback
-                print_exc()
+                click.echo(printable(format_exc()), err=True, nl=False)
             ctx.exit(2)
 
 

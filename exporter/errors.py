@@ -19,6 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 from symbolics import errors
 from symbolics.errors import *  # noqa: F403
 from symbolics.errors import PythonopError
+from symbolics.text import printable
 from symbolics.users import is_users
 
 __all__ = ["Whole", "frames_behind", "full", "is_full", "is_users", "short", "short_block", "shorten", *errors.__all__]
@@ -82,7 +83,7 @@ class Whole:
             link = "the direct cause of the following exception" if self.cause is not None else "what the following exception came of"
             lines.append(f"\nThe above exception was {link}:\n\n")
         lines += ["Traceback (most recent call last):\n", *traceback.format_tb(self.traceback)]
-        return "".join([*lines, *traceback.format_exception_only(self.error)])
+        return printable("".join([*lines, *traceback.format_exception_only(self.error)]))
 
     __repr__ = __str__
 

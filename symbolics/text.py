@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator
 
-__all__ = ["BEFORE_OPENING", "cause", "causes", "clean", "ends", "extra", "headline", "message", "reason", "said", "shown"]
+__all__ = ["BEFORE_OPENING", "cause", "causes", "clean", "ends", "extra", "headline", "message", "printable", "reason", "said", "shown"]
 
 _LINES = 6
 #: Where a process runs code of the user's before it opens a file.
@@ -17,6 +17,11 @@ def clean(text: str, limit: int = 200) -> str:
     kept = text[: limit + 1]
     out = "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode("ascii") for c in kept)
     return out if len(kept) <= limit else f"{out[: limit - 1]}…"
+
+
+def printable(text: str) -> str:
+    """A text of several lines without other control characters: what a file names may steer the terminal that shows it."""
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape", "backslashreplace").decode("ascii") for c in text)
 
 
 def ends(text: str, limit: int) -> str:

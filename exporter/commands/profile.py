@@ -27,6 +27,7 @@ from exporter.commands.shared import (
     status,
     strict_option,
 )
+from exporter.files.data_facts import data_beside
 from exporter.files.proto import open_proto
 from exporter.files.save import saving, writable
 from exporter.profiling.profile import Profile, profile as profile_file
@@ -77,7 +78,7 @@ def profile(
     It is run by onnxruntime; Functions that it names run only where --allow or --register says so.
     """
     if html is not None:
-        writable(html, Failure, keep=filter(None, (file, inputs)))
+        writable(html, Failure, keep=filter(None, (file, inputs, *data_beside(file))))
     with reported(context):
         proto, _ = open_proto(file)
         run_setups(setups)

@@ -12,7 +12,7 @@ from exporter.commands.written import Written
 from exporter.files.program import save_model
 from exporter.files.save import writable
 from exporter.files.tensors import data_files
-from exporter.files.trained import EVALUATION
+from exporter.files.trained import files_of
 from symbolics.node.metadata import read_state
 
 __all__ = ["trained"]
@@ -35,7 +35,7 @@ def trained(
 
     FOLDER is what `pythonop step --artifacts` wrote, STATE a file with what save() of a trainer gave, in Python, Node.js or a browser.
     """
-    writable(output, Failure, keep=[state, folder / EVALUATION])
+    writable(output, Failure, keep=[state, *files_of(folder)])
     with reported(context):
         with status(f"reading {state}", as_json):
             program = exporter.trained(folder, state, ema=ema)

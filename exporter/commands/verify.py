@@ -16,6 +16,7 @@ from exporter.commands import shared
 from exporter.commands.inputs import input_options, load_case
 from exporter.commands.providers import provider_option
 from exporter.commands.verify_quantized import quantized_options, verify_quantized
+from exporter.files.data_facts import data_beside
 from exporter.files.save import writable
 from symbolics.text import clean
 
@@ -114,7 +115,7 @@ def verify(
     if allow and not files:
         raise shared.Failure("--allow is for a FILE: what is exported here may run what it names")
     if html is not None:
-        writable(html, shared.Failure, keep=map(Path, files))
+        writable(html, shared.Failure, keep=(kept for each in map(Path, files) for kept in (each, *data_beside(each))))
     with shared.reported(context):
         with shared.status(f"importing {target}", as_json):
             shared.run_setups(setups)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import onnx_ir as ir
 
-from exporter.files.tensors import check_place, check_there, external_tensors
-from symbolics.errors import FormatError
+from exporter.files.read import open_model
+from exporter.files.tensors import check_place, check_there, data_files, external_tensors
+from symbolics.errors import FormatError, PythonopError
 
-__all__ = ["DataFacts", "data_of"]
+__all__ = ["DataFacts", "data_beside", "data_of"]
 
 
 @dataclass
@@ -27,6 +29,14 @@ class DataFacts:
     tensors: int = 0
     bytes: int = 0
     error: str | None = None
+
+
+def data_beside(file: Path) -> set[Path]:
+    """The files that values of a model are in; none of a model that cannot be read."""
+    try:
+        return data_files(open_model(file, data=False))
+    except (PythonopError, OSError):
+        return set()
 
 
 def data_of(model: ir.Model) -> list[DataFacts]:

@@ -266,11 +266,16 @@ def size_of(path: Path) -> int | None:
     return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
+#: In a location, it makes onnxruntime read the offset as an address of its process (up to 1.22 in any file, later in none).
+_ADDRESS = "_ORT_MEM_ADDR_"
+
+
 def check_location(name: str | None, location: str, folder: Path) -> None:
     """Refuse external data outside the folder of its model.
 
     Raises:
-        FormatError: The location is absolute, climbs out with "..", passes through a link, or is no plain file.
+        FormatError: The location is absolute, climbs out with "..", passes through a link, is no plain file, or is what onnxruntime takes for
+            an address in memory.
     """
     parts, root = location.replace("\\", "/").split("/"), folder.resolve()
     steps = list(_steps(root, parts))
@@ -281,6 +286,8 @@ def check_location(name: str | None, location: str, folder: Path) -> None:
         folder_or_pipe = not outside and steps[-1].exists() and not steps[-1].is_file()
     except OSError as error:
         raise FormatError(f"{where}, which cannot be the name of a file here: {error.strerror}") from error
+    if _ADDRESS in location.upper():
+        raise FormatError(f"{where}, which onnxruntime takes for an address in memory and not for a file; nothing was read")
     if outside or links:
         raise FormatError(
             f"{where}: a model may only read plain files below its own folder, by a relative path without '..' and without links; "

@@ -24,7 +24,7 @@ from symbolics.node.result import count_tensors
 from symbolics.text import reason, shown
 
 __all__ = [
-    "EVALUATION", "EVALUATION_LOSS", "EVALUATION_PLAIN", "INITIAL", "MANIFEST", "TRAINING", "average_of", "listed", "saved_bytes", "trained"
+    "EVALUATION", "EVALUATION_LOSS", "EVALUATION_PLAIN", "INITIAL", "MANIFEST", "TRAINING", "average_of", "files_of", "listed", "saved_bytes", "trained"
 ]  # fmt: skip
 
 #: The files of a folder of artifacts.
@@ -59,6 +59,11 @@ def listed(folder: Path, name: str) -> Path | None:
         return None
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(f"{folder / MANIFEST} is no manifest of a training: {reason(error)}") from error
+
+
+def files_of(folder: Path) -> list[Path]:
+    """What belongs to a folder of artifacts, whether it is there or not: a trainer reads it."""
+    return [folder / name for name in (TRAINING, EVALUATION, INITIAL, MANIFEST, EVALUATION_LOSS, EVALUATION_PLAIN)]
 
 
 @short

@@ -53,8 +53,8 @@ def frozen_arguments(model: ir.Model, names: Collection[str]) -> dict[str, Unsup
             found[entry.initializer] = unsupported(
                 node,
                 f"argument {place} of the Function {shown(function_of(node) or node.op_type)!r} comes from the {entry.kind} "
-                f"{shown(entry.initializer)!r}, which had requires_grad=False when the model was exported, so that the file has no gradient of it there",
-                f"Way out: export the model with requires_grad=True for it, {_AFTERWARDS[entry.kind]}",
+                f"{shown(entry.initializer)!r}, which required no gradient when the model was exported, so that the file has none of it there",
+                f"Way out: call requires_grad_() on it before the export, {_AFTERWARDS[entry.kind]}",
             )
             break
     return found
@@ -70,9 +70,9 @@ def warn_of_frozen(model: ir.Model, names: Collection[str]) -> None:
     if found := _frozen(model, names):
         entry, more = found[0], f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         warn(
-            f"the {entry.kind} {shown(entry.initializer)!r}{more} had requires_grad=False when the model was exported: where the model stops its gradient\n"
+            f"the {entry.kind} {shown(entry.initializer)!r}{more} required no gradient when the model was exported: where the model stops its gradient\n"
             "  (detach(), no_grad()), the file does not say so, and it flows there, too.\n"
-            f"  way out: if the model does that, export it with requires_grad=True for it, {_AFTERWARDS[entry.kind]}"
+            f"  way out: if the model does that, call requires_grad_() on it before the export, {_AFTERWARDS[entry.kind]}"
         )
 
 

@@ -407,8 +407,10 @@ def _open(model: Any, how: _How) -> _Opened:
         if problem:
             raise RunError(problem)
         metadata = {entry.key: entry.value for entry in proto.metadata_props}
+        # onnxruntime 1.22 and before do not say whether a session's threads are its own.
+        own_threads = options is not None and getattr(options, "use_per_session_threads", True)
+        one_thread = own_threads and options.intra_op_num_threads == 1
         with reading(model):
-            one_thread = options is not None and options.intra_op_num_threads == 1 and options.use_per_session_threads
             found = arrange(Arranged(proto, choice.names, accelerate, carried, own_options=options is not None, one_thread=one_thread))
     if device == "cuda":
         import torch  # noqa: F401  its CUDA and cuDNN are those that onnxruntime finds

@@ -19,7 +19,7 @@ import torch
 from exporter.errors import short
 from exporter.files.program import Program, save_models
 from exporter.files.save import writable
-from exporter.files.trained import EVALUATION, EVALUATION_LOSS, EVALUATION_PLAIN, INITIAL, MANIFEST, TRAINING
+from exporter.files.trained import EVALUATION, EVALUATION_LOSS, EVALUATION_PLAIN, INITIAL, TRAINING, files_of
 from exporter.gradient_graph.partition import extract, forward_part
 from exporter.runtime.provider_forms import write_file
 from exporter.training.carried import LOSS
@@ -182,7 +182,7 @@ def places(folder: Path, error: type[Exception] = ExportError, keep: Iterable[Pa
     Raises:
         error: One cannot be written there.
     """
-    paths = [folder / name for name in (TRAINING, EVALUATION, INITIAL, MANIFEST, EVALUATION_LOSS, EVALUATION_PLAIN)]
+    paths = files_of(folder)
     if folder.is_dir():
         for path in paths:
             writable(path, error, keep=keep)

@@ -180,6 +180,40 @@ def test_an_output_that_is_the_input(file, tmp_path, monkeypatch, command, kind)
     assert {path: path.read_bytes() for path in tmp_path.glob("*.*")} == before
 
 
+@pytest.mark.parametrize("command", [("profile",), ("verify", "tests.exporter.commands.test_cli_files:target")], ids=["profile", "verify"])
+def test_a_report_that_is_the_models_data(file, tmp_path, command):
+    """A stranger's model may name its data as a report is named."""
+    made = onnx.load(file)
+    onnx.save_model(made, file, save_as_external_data=True, location="report.html", size_threshold=0)
+    before = {path: path.read_bytes() for path in tmp_path.glob("*.*")}
+    result = cli(command[0], file, *command[1:], "--html", tmp_path / "report.html")
+    assert result.exit_code == 2
+    assert "report.html, which is needed" in result.stderr, result.output
+    assert {path: path.read_bytes() for path in tmp_path.glob("*.*")} == before
+
+
+@pytest.mark.parametrize("name", ["training.onnx", "eval.onnx", "initial.onnx", "manifest.json"])
+def test_a_trained_model_in_the_place_of_its_training(tmp_path, name):
+    folder = tmp_path / "artifacts"
+    folder.mkdir()
+    for each in ("training.onnx", "eval.onnx", "initial.onnx", "manifest.json", "after.state"):
+        (folder / each).write_bytes(b"as it was")
+    result = cli("trained", folder, folder / "after.state", "-o", folder / name)
+    assert result.exit_code == 2
+    assert f"{name}, which is needed" in result.stderr, result.output
+    assert (folder / name).read_bytes() == b"as it was"
+
+
+@pytest.mark.parametrize("options", [(), ("--traceback",)], ids=["plain", "traceback"])
+def test_a_files_names_do_not_steer_the_terminal(tmp_path, options):
+    made = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 20]> m (float[N] x) => (float[N] y) { y = Abs(x) }')
+    made.graph.node[0].op_type = "Foo\x1b]0;OWNED\x07\x1b[31m"
+    onnx.save(made, tmp_path / "m.onnx")
+    result = cli(*options, "run", tmp_path / "m.onnx")
+    assert result.exit_code == 2 and "Foo" in result.stderr
+    assert "\x1b" not in result.stdout + result.stderr and "\x07" not in result.stdout + result.stderr
+
+
 def test_an_output_that_is_the_inputs_of_the_run(file, tmp_path):
     np.savez(tmp_path / "in.npz", x=np.zeros((2, 4), np.float32))
     before = (tmp_path / "in.npz").read_bytes()

@@ -199,6 +199,7 @@ BAD = {
     "a length of the whole machine": ({"length": str(10**17)}, "elements of type FLOAT have 8"),
     "no location": ({"location": ""}, "relative path"),
     "NUL": ({"location": "data\0"}, "relative path"),
+    "an address in memory": ({"location": "*/_ORT_MEM_ADDR_/*", "offset": "4096"}, "takes for an address in memory"),
     "a long name": ({"location": "a" * 300}, "cannot be the name of a file here: File name too long"),
 }
 
@@ -209,6 +210,8 @@ def test_places_that_are_none(read, entries, match, tmp_path):
     proto = model()
     proto.graph.initializer[0].CopyFrom(external(**entries))
     (tmp_path / "data").write_bytes(np.array([1, 2], np.float32).tobytes())
+    (tmp_path / "*" / "_ORT_MEM_ADDR_").mkdir(parents=True)  # onnxruntime does not ask whether there is a file of that name; we did
+    (tmp_path / "*" / "_ORT_MEM_ADDR_" / "*").write_bytes(bytes(8192))
     onnx.save(proto, tmp_path / "model.onnx")
     with pytest.raises(FormatError, match=match):
         read(tmp_path / "model.onnx")

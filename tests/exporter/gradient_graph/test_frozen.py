@@ -78,8 +78,8 @@ class Opaque(nn.Module):
 
 
 X = torch.tensor([[1.0, -2.0, 3.0], [0.5, 4.0, -1.0]])
-REFUSED = "argument [01] of the Function '.*(Times|Inner).*' comes from the parameter '(inner.)?w', which had requires_grad=False"
-WARNED = r"the parameter 'w' had requires_grad=False.*\n.*detach"
+REFUSED = "argument [01] of the Function '.*(Times|Inner).*' comes from the parameter '(inner.)?w', which required no gradient"
+WARNED = r"the parameter 'w' required no gradient.*\n.*detach"
 
 
 def export(kind, dynamo=True, portable=False):
