@@ -59,6 +59,7 @@ from symbolics.quirks.pytorch.narrow_indices import widen_indices
 from symbolics.quirks.pytorch.narrow_types import narrow_types
 from symbolics.quirks.pytorch.nested_bodies import functions_of_one_version
 from symbolics.quirks.pytorch.normal_draws import NORMAL_DRAWS
+from symbolics.quirks.pytorch.norms_without_weights import BATCH_NORM
 from symbolics.quirks.pytorch.observers import OBSERVERS
 from symbolics.quirks.pytorch.open_clips import SYMBOLICS as OPEN_CLIPS, hardtanh, open_clips, relu6
 from symbolics.quirks.pytorch.own_backward import OWN_BACKWARD
@@ -137,7 +138,7 @@ TRACED: tuple[Callable[[torch.nn.Module], AbstractContextManager[None]], ...] = 
 
 #: In place of a call that a model makes while it is traced: takes the function, its arguments and its keyword arguments.
 REWRITES: dict[Any, Rewrite] = {
-    **DATA_GETTER, **CONJUGATES, **COPIES, **MIXED_NORMS, **INSTANCE_NORM, **OWN_BACKWARD, **ANGLES, **BAGS, **BINARY_CROSS_ENTROPY, **BOUNDS,
+    **DATA_GETTER, **CONJUGATES, **COPIES, **MIXED_NORMS, **BATCH_NORM, **INSTANCE_NORM, **OWN_BACKWARD, **ANGLES, **BAGS, **BINARY_CROSS_ENTROPY, **BOUNDS,
     **DISTANCES, **DROPOUTS, **ELLIPSES, **EMBEDDING_RENORMS, **EMPTY_PRODUCTS, **EMPTY_RESHAPES, **FACTORIES, **FAKE_QUANTIZATION, **GAPS, **GAUSSIAN_NLL, **LOGARITHMS, **LOSSES, **MATRIX_POWERS, **MULTINOMIAL, **NORMAL_DRAWS, **OBSERVERS, **PADDING, **PLACES, **POOLS, **PROJECTIONS, **REPEATS, **ROUNDING, **SCALARS, **HALF_RESULTS, **SCATTERS, **SIZES, **SOFTPLUS, **SPLITS, **STABLE_SORTS, **TRUTH, **UNSORTED, **VARIANCE,
 }  # fmt: skip
 

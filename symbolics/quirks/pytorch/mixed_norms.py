@@ -28,4 +28,4 @@ def normalized(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return func(x.float(), *args[1:], **kwargs).to(x.dtype)
 
 
-MIXED_NORMS = dict.fromkeys((torch.layer_norm, torch.group_norm, torch.batch_norm), normalized)
+MIXED_NORMS = dict.fromkeys((torch.layer_norm, torch.group_norm), normalized)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import onnx_ir as ir
 import torch
 from onnx.reference import ReferenceEvaluator
@@ -47,5 +49,19 @@ def symbolic_sizes():
     try:
         torch.onnx.export(model, (torch.ones(3, 2),), dynamo=True, dynamic_shapes=shapes, verbose=False)
     except torch.onnx.errors.OnnxExporterError:
+        return True
+    return False
+
+
+def norms_without_weights():
+    def norm(x):
+        return torch.nn.functional.batch_norm(x, torch.zeros(3), torch.ones(3))
+
+    axes = {"x": {1: "channels"}}  # as behind a Function, whose outputs have no sizes in a trace
+    try:
+        torch.onnx.export(
+            Calls(norm), (torch.ones(2, 3, 4),), io.BytesIO(), dynamo=False, opset_version=18, input_names=["x"], dynamic_axes=axes
+        )
+    except torch.onnx.errors.SymbolicValueError:
         return True
     return False
