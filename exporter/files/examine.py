@@ -266,8 +266,9 @@ def size_of(path: Path) -> int | None:
     return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
-#: In a location, it makes onnxruntime read the offset as an address of its process (up to 1.22 in any file, later in none).
-_ADDRESS = "_ORT_MEM_ADDR_"
+#: In a location, it makes onnxruntime read the offset as an address of its process (up to 1.22 in any file, later in none): */_ORT_MEM_ADDR_/* and,
+#: in newer releases, */_ORT_NATIVE_ENDIAN_MEM_ADDR_/*.
+_ADDRESS = re.compile(r"_ORT_\w*ADDR\w*", re.IGNORECASE)
 
 
 def check_location(name: str | None, location: str, folder: Path) -> None:
@@ -286,7 +287,7 @@ def check_location(name: str | None, location: str, folder: Path) -> None:
         folder_or_pipe = not outside and steps[-1].exists() and not steps[-1].is_file()
     except OSError as error:
         raise FormatError(f"{where}, which cannot be the name of a file here: {error.strerror}") from error
-    if _ADDRESS in location.upper():
+    if any(part == "*" or _ADDRESS.fullmatch(part) for part in parts):
         raise FormatError(f"{where}, which onnxruntime takes for an address in memory and not for a file; nothing was read")
     if outside or links:
         raise FormatError(

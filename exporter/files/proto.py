@@ -117,14 +117,28 @@ def reading(source: Any) -> Iterator[None]:
     """Around what reads a model: whatever its parts raise is one thing to the reader, a file that is no model.
 
     Raises:
-        FormatError: In place of any exception that is not one of ours.
+        FormatError: In place of any exception that is not one of ours; what only a fault of pythonop's own code raises stays as it is.
     """
     try:
         yield
     except PythonopError:
         raise
     except Exception as error:  # onnx, onnx_ir and protobuf have no common base, and raise whatever their parts raise
+        if isinstance(error, _FAULTS) and _in_our_code(error):
+            raise
         raise _unreadable(source, error) from error
+
+
+#: Names that are not there: in code of ours no file is to blame, but a release of another package that lacks them.
+_FAULTS = (AttributeError, NameError, ImportError)
+
+
+def _in_our_code(error: BaseException) -> bool:
+    """Whether the innermost step on the way to an error is one of pythonop's own."""
+    step = error.__traceback__
+    while step is not None and step.tb_next is not None:
+        step = step.tb_next
+    return step is not None and str(step.tb_frame.f_globals.get("__name__")).partition(".")[0] in ("exporter", "symbolics")
 
 
 def graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:

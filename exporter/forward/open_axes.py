@@ -34,10 +34,12 @@ def say_of_open_axes(model: ir.Model, trace: Trace, examples: Mapping[tuple[str,
     }
     kept = [graph.outputs.pop() for _ in trace.sizes.numbers][::-1]
     behind = [_sizes_behind(size) for size in kept]
-    changing = _changing(model, [size for size, names in zip(kept, behind, strict=True) if not names <= opened.keys()], opened)
+    changing, unknown = _changing(model, [size for size, names in zip(kept, behind, strict=True) if not names <= opened.keys()], opened)
     said = set[str]()
     for size, names, number in zip(kept, behind, trace.sizes.numbers, strict=True):
         axes = names & opened.keys() or (_open_before(size) & opened.keys() if size in changing else set())
+        if not axes and size in unknown:  # behind a Function, whose outputs have no sizes in the graph: by those of the example
+            axes = {name for name, example in opened.items() if example in number.example}
         if axes and number.place not in said:
             said.add(number.place)
             where, axis = f"{number.how} {number.place}", min(axes)
@@ -82,15 +84,17 @@ def _splits(graph: ir.Graph, opened: Container[str], heard: Container[ir.Value |
             yield from ((name, len(sizes)) for name in _named(source, [attr(node, "axis", 0)]) if name in opened)
 
 
-def _changing(model: ir.Model, sizes: Sequence[ir.Value], opened: Mapping[str, int]) -> set[ir.Value]:
-    """Those of the sizes that are another number where the open axes are twice as long as the example's."""
+def _changing(model: ir.Model, sizes: Sequence[ir.Value], opened: Mapping[str, int]) -> tuple[set[ir.Value], set[ir.Value]]:
+    """Those of the sizes that are another number where the open axes are twice as long as the example's, and those of which nobody knows."""
     if not sizes or not opened:
-        return set()
+        return set(), set()
     try:
         once, twice = (_numbers(model, sizes, {name: size * times for name, size in opened.items()}) for times in (1, 2))
     except Exception:  # of onnx_ir or onnxscript: what cannot be folded is not known, and an export does not fail of a warning
-        return set()
-    return {size for size, a, b in zip(sizes, once, twice, strict=True) if a is not None and b is not None and not np.array_equal(a, b)}
+        return set(), set()
+    found = list(zip(sizes, once, twice, strict=True))
+    unknown = {size for size, a, b in found if a is None or b is None}
+    return {size for size, a, b in found if size not in unknown and not np.array_equal(a, b)}, unknown  # type: ignore[arg-type]
 
 
 def _numbers(model: ir.Model, sizes: Sequence[ir.Value], opened: Mapping[str, int]) -> list[np.ndarray | None]:

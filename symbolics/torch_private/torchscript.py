@@ -243,10 +243,14 @@ def sizes_behind(tensor: torch.Tensor) -> set[int]:
     """The sizes of which a number of the TorchScript trace is computed, as the example has them; none where it depends on anything else."""
     sizes = set()
     for node in _size_nodes(tensor):
-        if node.kind() != "aten::size":
+        shape = next(node.inputs()).type().sizes()
+        if shape is None:
             return set()
-        shape, axis = next(node.inputs()).type().sizes(), list(node.inputs())[1].node()
-        if shape is None or not axis.hasAttribute("value"):
+        if node.kind() == "aten::numel":
+            sizes.update(shape)
+            continue
+        axis = list(node.inputs())[1].node()
+        if not axis.hasAttribute("value"):
             return set()
         sizes.add(shape[axis.i("value")])
     return sizes

@@ -45,6 +45,7 @@ class Number(NamedTuple):
         how, place: By which use, and where in the model.
         parts: Into how many parts a tensor was taken along an axis of this size; 0 where the size itself was read.
         steps: Whether the file has a recurrence along an axis of this size step by step.
+        example: The example's sizes that it is computed of, as far as the trace says: also behind a Function, where the graph has none.
     """
 
     size: torch.Tensor
@@ -52,6 +53,7 @@ class Number(NamedTuple):
     place: str
     parts: int = 0
     steps: bool = False
+    example: frozenset[int] = frozenset()
 
 
 @dataclass
@@ -84,7 +86,7 @@ class Sizes:
             if size in self.dynamic:
                 self.frozen.add(size)
         if (frame := asking_frame()) is not None and not only_raises(frame):
-            self.numbers.append(Number(tensor, _NUMBERS[name], place()))
+            self.numbers.append(Number(tensor, _NUMBERS[name], place(), example=frozenset(private.sizes_behind(tensor))))
 
     def parted(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], parts: Any, place: Callable[[], str]) -> None:
         """A function was called: remember where it took a tensor into as many parts, or went as many steps, as an axis of it has.
@@ -99,7 +101,7 @@ class Sizes:
         if self.dynamic and name == "lstm" and private.is_tracing() and (steps := steps_axis(*args, **kwargs)) is not None:
             with private.unheard():
                 size = torch.as_tensor(args[0].shape[steps])
-            self.numbers.append(Number(size, "nn.LSTM with proj_size", place(), steps=True))
+            self.numbers.append(Number(size, "nn.LSTM with proj_size", place(), steps=True, example=frozenset(private.sizes_behind(size))))
         if not self.dynamic or name not in _PARTS or not private.is_tracing() or not isinstance(tensor, torch.Tensor) or not tensor.dim():
             return
         given = args[1:] if name == "unbind" else args[2:]
@@ -108,7 +110,7 @@ class Sizes:
             return  # parts of computed sizes are computed in the file, too
         with private.unheard():
             size = torch.as_tensor(tensor.shape[axis])
-        self.numbers.append(Number(size, _PARTS[name], place(), len(parts)))
+        self.numbers.append(Number(size, _PARTS[name], place(), len(parts), example=frozenset(private.sizes_behind(size))))
 
     def check_frozen(self, arguments: Iterable[object], names: Sequence[str]) -> None:
         """Refuse a call that is handed a size as a number.

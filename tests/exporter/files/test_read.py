@@ -15,7 +15,7 @@ import exporter
 from exporter.cli import main
 from exporter.files.inspect import inspect_file
 from exporter.files.program import Program
-from exporter.files.proto import MissingFileError, open_proto
+from exporter.files.proto import MissingFileError, open_proto, reading
 from exporter.files.read import check_complete, open_model
 from symbolics.errors import FormatError, PythonopError
 from tests.processes import python
@@ -221,3 +221,13 @@ def test_maps_are_named_and_onnxruntime_runs_them():
             read(proto)
     (found,) = exporter.inference_session(proto).run(None, {"p": np.float32([[0.25, 0.75]])})
     assert found == [{3: 0.25, 5: 0.75}]
+
+
+def test_a_fault_of_ours_is_no_damage_of_the_file():
+    """A name that another package's release lacks, in code of ours; the same in code of others is what a file made of it."""
+    ours = {"__name__": "exporter.somewhere"}
+    exec("def look(thing): return thing.missing", ours)
+    with pytest.raises(AttributeError, match="missing"), reading("model.onnx"):
+        ours["look"](model())
+    with pytest.raises(FormatError, match="it is cut off"), reading("model.onnx"):
+        _ = model().missing
