@@ -30,7 +30,7 @@ from exporter.files.examine import (
 from symbolics.errors import FormatError, PythonopError
 from symbolics.node.limits import MAX_NESTED
 from symbolics.node.metadata import check_version
-from symbolics.text import causes, clean
+from symbolics.text import causes, clean, shown
 
 __all__ = [
     "MissingFileError",
@@ -266,6 +266,8 @@ def check_proto(proto: onnx.ModelProto, folder: Path | None) -> list[onnx.Tensor
     for tensor in _tensors(proto):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             entries = {entry.key: entry.value for entry in tensor.external_data}
+            if len(entries) < len(tensor.external_data):  # readers take the first or the last of two
+                raise FormatError.damaged(f"the external data of the tensor {shown(tensor.name)!r}", "an entry stands there twice")
             if folder is not None:
                 check_external(tensor.name, tensor.data_type, tensor.dims, entries, folder)
             else:
@@ -312,3 +314,6 @@ def _tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
             if attribute.HasField("t"):
                 yield attribute.t
             yield from attribute.tensors
+            for sparse in (*([attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else ()), *attribute.sparse_tensors):
+                yield sparse.values
+                yield sparse.indices

@@ -231,3 +231,27 @@ def test_a_fault_of_ours_is_no_damage_of_the_file():
         ours["look"](model())
     with pytest.raises(FormatError, match="it is cut off"), reading("model.onnx"):
         _ = model().missing
+
+
+@pytest.mark.parametrize("read", [open_proto, exporter.inference_session])
+@pytest.mark.parametrize("where", ["../secret", "*/_ORT_MEM_ADDR_/*"])
+def test_external_data_of_a_sparse_attribute(read, where, folder):
+    """onnxruntime 1.20 to 1.24 read it, wherever it lies."""
+    proto = model()
+    sparse = onnx.SparseTensorProto(values=external(where).graph.initializer[0], dims=[2])
+    sparse.indices.CopyFrom(onnx.numpy_helper.from_array(np.arange(2), "i"))
+    proto.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["s"], sparse_value=sparse))
+    path = folder / "model.onnx"
+    path.write_bytes(proto.SerializeToString())
+    with pytest.raises(FormatError, match=r"the tensor w has external data at"):
+        read(path)
+
+
+@everybody
+def test_a_location_that_stands_twice(read, folder):
+    proto = external("data")
+    proto.graph.initializer[0].external_data.add(key="location", value="data")
+    path = folder / "model.onnx"
+    path.write_bytes(proto.SerializeToString())
+    with pytest.raises(FormatError, match="stands there twice"):
+        read(path)
