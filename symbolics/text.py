@@ -15,13 +15,13 @@ BEFORE_OPENING = "verify: setup= or --setup; other commands: --register"
 def clean(text: str, limit: int = 200) -> str:
     """A text of a file on one line, without control characters, cut at ``limit``."""
     kept = text[: limit + 1]
-    out = "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode("ascii") for c in kept)
+    out = printable(kept, "")
     return out if len(kept) <= limit else f"{out[: limit - 1]}…"
 
 
-def printable(text: str) -> str:
-    """A text of several lines without other control characters: what a file names may steer the terminal that shows it."""
-    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape", "backslashreplace").decode("ascii") for c in text)
+def printable(text: str, besides: str = "\n\t") -> str:
+    """A text without control characters, but for those ``besides``: what a file names may steer the terminal that shows it."""
+    return "".join(c if c.isprintable() or c in besides else c.encode("unicode_escape", "backslashreplace").decode("ascii") for c in text)
 
 
 def ends(text: str, limit: int) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
-from symbolics.gradients import FLAT, NONDIFFERENTIABLE
+from exporter.gradient_graph.without_gradient import stops
+from symbolics.gradients import FLAT
 from symbolics.graph.values import attr, is_mark, may_be_float
 from symbolics.graph.walk import reads
 from symbolics.node.cut import FREED, Cut, read_cut, write_cut
@@ -53,7 +54,7 @@ def cut_gradients(model: ir.Model, wrt: Iterable[ir.Value], outputs: Iterable[ir
 
 
 def _stops(node: ir.Node) -> bool:
-    return is_mark(node) or (node.domain == "" and (node.op_type in NONDIFFERENTIABLE or node.op_type in FLAT))
+    return stops(node) or (node.domain == "" and node.op_type in FLAT)
 
 
 def place_of(cut: Sequence[Cut]) -> str:

@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable, Iterator
 
 import onnx_ir as ir
 
+from exporter.gradient_graph.without_gradient import not_given, stops
 from symbolics.errors import UnsupportedOperatorError
-from symbolics.gradients import NONDIFFERENTIABLE
-from symbolics.graph.values import attr, function_of, is_mark, is_python_op, may_be_float, name_of, unsupported
+from symbolics.graph.values import attr, function_of, is_python_op, may_be_float, name_of, unsupported
 from symbolics.graph.walk import reads, subgraphs
 from symbolics.node.linked import backward_of
 from symbolics.node.metadata import StateEntry, read_state
@@ -35,9 +35,8 @@ def check_frozen(model: ir.Model, wrt: Iterable[ir.Value]) -> None:
     Raises:
         UnsupportedOperatorError: A Function was called with such a parameter or buffer, or with what was computed from it.
     """
-    for value in wrt:
-        if value.is_initializer() and (refused := frozen_arguments(model, [name_of(value)])):
-            raise next(iter(refused.values()))
+    for error in frozen_arguments(model, [name_of(value) for value in wrt if value.is_initializer()]).values():
+        raise error
 
 
 def frozen_arguments(model: ir.Model, names: Collection[str]) -> dict[str, UnsupportedOperatorError]:
@@ -85,7 +84,7 @@ def _frozen(model: ir.Model, names: Collection[str]) -> list[StateEntry]:
 def _refusing(model: ir.Model, nodes: Iterable[ir.Node], reached: set[ir.Value]) -> Iterator[tuple[ir.Node, int]]:
     """The calls of Functions that a value reaches at an argument without a gradient, and the number of that argument; ``reached`` grows."""
     for node in nodes:
-        if is_mark(node) or (node.domain == "" and node.op_type in NONDIFFERENTIABLE) or reached.isdisjoint(reads(node)):
+        if stops(node) or reached.isdisjoint(reads(node)):
             continue
         function = model.functions.get(node.op_identifier())
         for place in _without(model, node, function):
@@ -107,11 +106,6 @@ def _without(model: ir.Model, node: ir.Node, function: ir.Function | None) -> li
     if is_python_op(node):
         flags, letters = attr(node, "input_requires_grads", ()), attr(node, "input_convention", "")
         tensors = [bool(flag) for flag, letter in zip(flags, letters, strict=False) if letter == "d"]
-        return [place for place, flag in enumerate(tensors) if not flag and place < len(node.inputs) and _is_float(node, place)]
+        return [place for place, (value, flag) in enumerate(zip(node.inputs, tensors)) if not flag and may_be_float(value)]
     link = None if function is None else backward_of(model, function)
-    return [] if link is None else [place for place in range(len(node.inputs)) if place not in link.gives and _is_float(node, place)]
-
-
-def _is_float(node: ir.Node, place: int) -> bool:
-    value = node.inputs[place]
-    return value is not None and may_be_float(value)
+    return [] if link is None else not_given(node, link)

@@ -13,11 +13,11 @@ from symbolics.gradients import NONDIFFERENTIABLE
 from symbolics.graph.values import is_mark, is_python_op, may_be_float
 from symbolics.graph.walk import reads
 from symbolics.node.call_text import read_call
-from symbolics.node.linked import backward_of
+from symbolics.node.linked import Backward, backward_of
 from symbolics.node.metadata import pairing_of
 from symbolics.node.names import CALL_ATTRIBUTE
 
-__all__ = ["paths_without_gradient"]
+__all__ = ["not_given", "paths_without_gradient", "stops"]
 
 Names = frozenset[str]
 _NOBODY: Names = frozenset()
@@ -43,7 +43,7 @@ def paths_without_gradient(training: ir.Model, wrt: Iterable[str]) -> dict[str, 
     plain: dict[ir.Value, Names] = {v: frozenset([v.name]) for v in (*graph.inputs, *graph.initializers.values()) if v.name in unreached}
     silent: dict[ir.Value, Names] = {}
     for node in graph:
-        if is_mark(node) or (node.domain == "" and node.op_type in NONDIFFERENTIABLE):
+        if stops(node):
             continue
         here, behind = _NOBODY, _NOBODY
         for value in reads(node):
@@ -70,6 +70,16 @@ def _without_gradient(model: ir.Model, node: ir.Node) -> list[int]:
     link = None if function is None else backward_of(model, function)
     if link is None or not link.name:
         return []
+    return not_given(node, link)
+
+
+def stops(node: ir.Node) -> bool:
+    """Whether autograd knows no way through a node, not even one without a gradient."""
+    return is_mark(node) or (node.domain == "" and node.op_type in NONDIFFERENTIABLE)
+
+
+def not_given(node: ir.Node, link: Backward) -> list[int]:
+    """The float inputs of a call of a function that its backward gives no gradient for."""
     return [place for place, value in enumerate(node.inputs) if place not in link.gives and may_be_float(value)]
 
 

@@ -30,8 +30,6 @@ def _instance_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return normalized(torch.batch_norm, (x, *with_weights(mean, weight, bias), mean, var, False, momentum, *rest), kwargs)
     if private.is_tracing() and (weight is None or bias is None):
         weight, bias = with_weights(x.new_ones(x.shape[1]), weight, bias)
-    if not training:
-        return normalized(func, (x, weight, bias, mean, var, training, momentum, *rest), kwargs)
     values = torch.ops.pythonop.stop_gradient(x.detach()) if x.requires_grad else x
     axes = list(range(2, x.dim()))
     with torch.no_grad():  # as torch has it: the mean over the batch of what each instance says

@@ -8,7 +8,7 @@ import torch
 
 from symbolics.quirks.quirk import Quirk
 
-__all__ = ["MIXED_NORMS", "QUIRK", "normalized"]
+__all__ = ["HALVES", "MIXED_NORMS", "QUIRK", "normalized"]
 
 QUIRK = Quirk(
     upstream="torch and onnxscript's torchlib",
@@ -16,12 +16,12 @@ QUIRK = Quirk(
     wrong="a norm of a half type with parameters in float32 is written as one ONNX node, whose inputs must be of one type",
 )
 
-_HALVES = (torch.float16, torch.bfloat16)
+HALVES = (torch.float16, torch.bfloat16)
 
 
 def normalized(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The same in float32, the type that the kernels of PyTorch compute in."""
-    if not args or (x := args[0]).dtype not in _HALVES:
+    if not args or (x := args[0]).dtype not in HALVES:
         return func(*args, **kwargs)
     if all(value.dtype is x.dtype for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)):
         return func(*args, **kwargs)

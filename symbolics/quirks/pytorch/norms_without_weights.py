@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from symbolics import torch_private as private
-from symbolics.quirks.pytorch.mixed_norms import normalized
+from symbolics.quirks.pytorch.mixed_norms import HALVES, normalized
 from symbolics.quirks.quirk import Quirk
 
 __all__ = ["BATCH_NORM", "QUIRK", "with_weights"]
@@ -36,7 +36,7 @@ def with_weights(like: torch.Tensor, weight: torch.Tensor | None, bias: torch.Te
 
 def _by_statistics(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
     """The norm as it is defined: (x - mean) / sqrt(var + eps) * weight + bias, over all axes but the channels'; half types in float32, as torch has it."""
-    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    wide = x.float() if x.dtype in HALVES else x
     axes, each = [0, *range(2, x.dim())], [1, -1] + [1] * (x.dim() - 2)
     centred = wide - wide.mean(axes, keepdim=True)
     y = centred * torch.rsqrt(centred.square().mean(axes, keepdim=True) + eps)

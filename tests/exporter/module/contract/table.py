@@ -118,9 +118,10 @@ _TAIL = """
   (`nn.ReLU`, `nn.Dropout`) are not there at all.
 - **The types are those at export.** `double()`, `half()` and `torch.autocast` do not reach into a graph. Export under autocast to float16 instead:
   onnxruntime's CPU has hardly a kernel for bfloat16, and such a file does not run there.
-- **What was frozen at the export** (`requires_grad=False`; buffers are) gets a gradient later through operators alone. A Function that was called with
-  it has none for it in the file: the backward raises an error that names both. Where the model itself stops that gradient, by `detach()` or
-  `no_grad()`, the file does not know it, and a warning says so. Export with `requires_grad=True`, and freeze in the loaded module.
+- **What was frozen at the export**: parameters with `requires_grad=False`, and buffers. Where you call `requires_grad_()` on one later, operators give its
+  gradient. Functions do not: the file has no gradient there, and the backward raises an error that names the Function and the parameter. Where the
+  model stops such a gradient with `detach()` or `no_grad()`, the file does not know it. A warning says so. Export with `requires_grad=True` instead,
+  and freeze the parameter in the loaded module.
 - **The mode of the export counts.** A model that was exported in `eval()` has no dropout in its file, and fixed statistics in BatchNorm. `train()`
   warns of it, for files of pythonop. A file of another tool does not say its mode: what drops out in it drops out in `train()`.
 - **What a loaded module draws** comes from torch's generator: `torch.manual_seed` before a call repeats it, in `train()` and in `eval()`. The numbers
