@@ -214,6 +214,14 @@ def test_a_files_names_do_not_steer_the_terminal(tmp_path, options):
     assert "\x1b" not in result.stdout + result.stderr and "\x07" not in result.stdout + result.stderr
 
 
+def test_what_a_users_code_says_does_not_steer_the_terminal():
+    result = cli("--traceback", "export", "tests.exporter.commands.cli_targets:raises", "-o", "m.onnx")
+    assert result.exit_code == 2 and "Traceback" in result.stderr
+    assert result.stderr.count("RuntimeError: no model today\\x1b[31m") == 2, (
+        result.stderr
+    )  # in the traceback, and in our own line; click would take raw ones out
+
+
 def test_an_output_that_is_the_inputs_of_the_run(file, tmp_path):
     np.savez(tmp_path / "in.npz", x=np.zeros((2, 4), np.float32))
     before = (tmp_path / "in.npz").read_bytes()

@@ -488,3 +488,13 @@ def test_threads_wait_awake_during_a_run():
         options = onnxruntime.SessionOptions()
         options.add_session_config_entry(spinning, chosen)
         assert said(plain, options) == (chosen, "")
+
+
+def test_options_of_onnxruntime_before_1_23(monkeypatch):
+    """They do not say whether a session has threads of its own."""
+    monkeypatch.delattr(onnxruntime.SessionOptions, "use_per_session_threads")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    x = torch.ones(2)
+    model = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 20]> m (float[2] x) => (float[2] y) { y = Neg(x) }')
+    assert inference_session(model, sess_options=options).run(None, {"x": x.numpy()})[0].tolist() == [-1.0, -1.0]
