@@ -5,7 +5,24 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator
 
-__all__ = ["BEFORE_OPENING", "cause", "causes", "clean", "ends", "extra", "headline", "message", "printable", "reason", "said", "shown"]
+__all__ = [
+    "BEFORE_OPENING",
+    "cause",
+    "causes",
+    "clean",
+    "ends",
+    "escaped",
+    "extra",
+    "headline",
+    "lookalike",
+    "marked",
+    "message",
+    "printable",
+    "quoted",
+    "reason",
+    "said",
+    "shown",
+]
 
 _LINES = 6
 #: Where a process runs code of the user's before it opens a file.
@@ -40,6 +57,26 @@ def extra(name: str) -> str:
 def shown(name: str) -> str:
     """A name of a file inside a message: clean, and short enough for several of them."""
     return clean(name, 120)
+
+
+def escaped(text: str) -> str:
+    """A text whose characters outside ASCII are written as in Python and in bash's $'...': a letter that looks like another one is seen."""
+    return "".join(c if c.isascii() else f"\\u{ord(c):04x}" if ord(c) < 0x10000 else f"\\U{ord(c):08x}" for c in text)
+
+
+def marked(name: str, limit: int = 120) -> str:
+    """A name that somebody may copy, as it may be shown: clean, without characters that look like others."""
+    return escaped(clean(name, limit))
+
+
+def quoted(name: str, limit: int = 120) -> str:
+    """`marked` in quotes, as Python takes it."""
+    return escaped(repr(clean(name, limit)))
+
+
+def lookalike(*names: str) -> str:
+    """A remark on names that have characters outside ASCII; "" where none has."""
+    return "" if all(name.isascii() for name in names) else "; what stands as \\u is no ASCII letter, and may look like one"
 
 
 def message(text: str, most: int = _LINES) -> str:

@@ -17,7 +17,7 @@ from exporter.commands.run_file import feeds_of
 from exporter.commands.shared import one_message, reported, run_setups, show, status
 from exporter.files.needs import Needs, needs_of
 from exporter.files.proto import open_proto
-from symbolics.text import clean
+from symbolics.text import clean, lookalike, marked, quoted
 
 __all__ = ["doctor_file"]
 
@@ -95,14 +95,16 @@ def _shown(needs: Needs, title: str, time: dict[str, Any] | None, placed: dict[s
         for column in ("Needs Python", "Is", "Nodes", "Why", "Where"):
             table.add_column(column, overflow="fold")
         for each in needs.python:
-            table.add_row(*(Text(clean(text)) for text in (each.function, each.kind, str(each.calls), each.reason, each.where)))
+            table.add_row(
+                Text(marked(each.function, 200)), *(Text(clean(text)) for text in (each.kind, str(each.calls), each.reason, each.where))
+            )
         parts.append(table)
     if time is not None and time["calls"]:
         table = Table(pad_edge=False)
         for column in ("Calls", "ms", "Share"):
             table.add_column(column, overflow="fold")
         for name, seconds in sorted(time["calls"].items(), key=lambda item: -item[1]):
-            table.add_row(Text(clean(name)), f"{seconds * 1e3:.3g}", f"{seconds / time['nodes']:.1%}" if time["nodes"] else "")
+            table.add_row(Text(marked(name, 200)), f"{seconds * 1e3:.3g}", f"{seconds / time['nodes']:.1%}" if time["nodes"] else "")
         parts.append(table)
     return Group(*parts)
 
@@ -125,7 +127,7 @@ def _lines(needs: Needs, time: dict[str, Any] | None) -> Iterator[str]:
     if needs.domains:
         yield f"a runtime has to know the operators of {', '.join(clean(name, 60) for name in needs.domains[:8])}"
     if needs.allow:
-        yield f"allow=[{', '.join(repr(clean(name, 1000)) for name in needs.allow)}]"
+        yield f"allow=[{', '.join(quoted(name, 1000) for name in needs.allow)}]{lookalike(*needs.allow)}"
     if any(each.kind == "Function" for each in needs.python) and not needs.damage:
         yield "a Function of plain torch operators needs no Python in a file that is exported with portable=True (--portable), which says of the others why"
     if time is not None:

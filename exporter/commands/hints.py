@@ -61,7 +61,7 @@ def on_the_command_line(context: click.Context, error: PythonopError) -> str:
     """A line to add to an error of the library, which speaks of arguments of Python; "" where there is nothing to add."""
     options = {parameter.name for parameter in context.command.params}
     if isinstance(error, TrustError) and "allow" in options and (named := re.search(r"pass allow=\[('[^']+')\]", str(error))):
-        return f"\nhere: --allow {named[1]}"
+        return f"\nhere: --allow {'$' if chr(92) in named[1] else ''}{named[1]}"  # $'...': bash reads \\u in it
     if context.params.get("portable_only") and "leave it out of portable=" in str(error):
         return "\nhere: --portable in place of --portable-only, which writes as a PythonOp what no ONNX function can stand for"
     file = context.params.get("file")

@@ -13,7 +13,7 @@ from rich.text import Text
 from exporter.commands.shared import json_option, loudness, reported, show
 from exporter.files import summary
 from exporter.files.inspect import CallFacts, FileFacts, inspect_file
-from symbolics.text import clean
+from symbolics.text import clean, escaped, marked
 
 __all__ = ["inspect", "render"]
 
@@ -78,7 +78,7 @@ def _code(facts: FileFacts) -> summary.Table:
             [half.rpartition(":")[2][:12] or "not Python" for half in (code.forward, code.backward)] if code is not None else ["?", "?"]
         )
         reads = [f"{label.removeprefix(f'{module}:')} = {value!r}" for label, value in facts.values.get(name, {}).items()]
-        rows.append((name, *halves, *([", ".join(reads)] if facts.values else [])))
+        rows.append((escaped(name), *halves, *([", ".join(reads)] if facts.values else [])))
     return summary.Table(("Code of", "Forward", "Backward", *(["Reads"] if facts.values else [])), rows)
 
 
@@ -96,7 +96,7 @@ def _calls(facts: FileFacts) -> RenderableType:
         arguments = Text(f"damaged: {clean(row.error, 400)}", style="red") if row.error is not None else _passed(row)
         table.add_row(
             str(index),
-            Text(clean(row.function)),
+            Text(marked(row.function, 200)),
             *(Text(kind) for _ in kinds),
             arguments,
             _cell(row.inputs),
@@ -110,7 +110,7 @@ def _calls(facts: FileFacts) -> RenderableType:
 
 def _passed(row: CallFacts) -> Text:
     """The arguments of a call, cut where they get long; the names in them, which are not; and the settings of a module."""
-    names = [f"names {name}" for name in row.names if name != row.function]
+    names = [f"names {escaped(name)}" for name in row.names if name != row.function]
     return Text("\n").join([_cell(part, limit) for part, limit in ((row.arguments, 120), (names, 1000), (row.settings, 400)) if part])
 
 

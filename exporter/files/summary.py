@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from exporter.files.data_facts import DataFacts
 from exporter.files.inspect import CallFacts, FileFacts, tensor_text
-from symbolics.text import clean
+from symbolics.text import clean, escaped, lookalike, marked
 
 __all__ = ["Summary", "Table", "as_html", "kind_of", "signature", "summary_of"]
 
@@ -90,7 +90,7 @@ def _lines_of(facts: FileFacts) -> Iterator[tuple[str, str]]:
     pairs = [f"{what} paired" for what, there in (("gradients", facts.training), ("tangents", facts.tangents)) if there]
     yield "calls", portable + ", ".join((*counts, *pairs))
     if facts.allow:
-        yield "has to be allowed", "\n".join(clean(name, _WHOLE) for name in facts.allow)
+        yield "has to be allowed", "\n".join(f"{marked(name, _WHOLE)}{lookalike(name)}" for name in facts.allow)
     if facts.data:
         yield "data files", "\n".join(_of_data(facts.data))
     if facts.unchecked:
@@ -166,7 +166,7 @@ def _functions(facts: FileFacts) -> Table:
         more = f", and {len(places) - 1} more places" if len(places) > 1 else ""
         said = f"damaged: {damaged[0]}" if damaged else f"{', '.join(where)}{more}"
         backward = [str(sum(len(row.backward) for row in calls))] if facts.gradients else []
-        rows.append((function, str(len(calls)), kind, *backward, said))
+        rows.append((escaped(function), str(len(calls)), kind, *backward, said))
     return Table(("Function", "Calls", "Is", *(["Backward nodes"] if facts.gradients else []), "Where"), rows)
 
 

@@ -34,7 +34,7 @@ from symbolics.node.classes import (
 )
 from symbolics.node.names import is_operator, qualified_name, why_not_importable
 from symbolics.node.patterns import Patterns, pattern_of
-from symbolics.text import said, shown
+from symbolics.text import lookalike, marked, quoted, said, shown
 from symbolics.users import warn
 
 __all__ = ["Gate", "name_of", "register", "registered", "unregister"]
@@ -249,8 +249,8 @@ class Gate:
             found = self._classes[name]
         elif kind == "object":
             raise TrustError(
-                f"the file names the object {shown(name)}, which is not registered here: "
-                f"call exporter.register(obj, {shown(name)!r}) in this process before it opens the file"
+                f"the file names the object {marked(name)}, which is not registered here: "
+                f"call exporter.register(obj, {quoted(name)}) in this process before it opens the file"
             )
         else:
             found = self._import(kind, name)
@@ -273,10 +273,10 @@ class Gate:
         if not self._patterns.has(name):
             if own not in self._classes:
                 _check_importable(own, "a class")
-                _check_loaded("class", own)
+                _check_loaded("class", own, "is not allowed")
             raise TrustError(
-                f"the file names {shown(name)}, a class that it may have called, and no pattern allows that, nor an entry for the class: "
-                f"pass allow=[{shown(name)!r}] if you trust its constructor with arguments of the file's choice",
+                f"the file names {marked(name)}, a class that it may have called, and no pattern allows that, nor an entry for the class: "
+                f"pass allow=[{quoted(name)}] if you trust its constructor with arguments of the file's choice{lookalike(name)}",
                 faq=Faq.NOT_ALLOWED,
             )
         found = self._classes[own] if own in self._classes else self._look_up(own, "a class")
@@ -306,8 +306,8 @@ class Gate:
         """
         if not self._is_named(name):
             raise TrustError(
-                f"the file names {shown(name)} where {wanted} should be, which no pattern allows, for {why}: pass allow=[{shown(name)!r}] if you know what it does with "
-                "arguments of the file's choice, or call exporter.register(obj) first",
+                f"the file names {marked(name)} where {wanted} should be, which no pattern allows, for {why}: pass allow=[{quoted(name)}] if you know what it does with "
+                f"arguments of the file's choice, or call exporter.register(obj) first{lookalike(name)}",
                 faq=Faq.NOT_ALLOWED,
             )
 
@@ -324,10 +324,10 @@ class Gate:
         if len(name) > _MAX_NAME:
             raise TrustError.damaged("the name of an operator", f"it has {len(name)} characters")
         if not self._patterns.match_name(name):
-            beside = f", and {shown(module)!r} for the module that registers it" if module not in ("", "torch") else ""
+            beside = f", and {quoted(module)} for the module that registers it" if module not in ("", "torch") else ""
             raise TrustError(
-                f"the file names the operator {shown(name)}, which is not allowed{self._given('')}: pass allow=[{shown(name.rpartition('.')[0])!r}] if you trust its code with what the file "
-                f"says{beside}",
+                f"the file names the operator {marked(name)}, which is not allowed{self._given('')}: pass allow=[{quoted(name.rpartition('.')[0])}] if you trust its code with what the file "
+                f"says{beside}{lookalike(name, module)}",
                 faq=Faq.NOT_ALLOWED,
             )
 
@@ -341,15 +341,15 @@ class Gate:
         Raises:
             TrustError: The module is not allowed, or cannot be imported.
         """
-        missing = f"the operator {shown(name)} is allowed, but nothing registers it here"
+        missing = f"the operator {marked(name)} is allowed, but nothing registers it here"
         if not module or not all(part.isidentifier() for part in module.split(".")) or "__main__" in module.split("."):
             raise TrustError(
-                f"{missing}, and the file names no module that does (at the export it was {shown(module) or 'unknown'}): import what registers it first"
+                f"{missing}, and the file names no module that does (at the export it was {marked(module) or 'unknown'}): import what registers it first"
             )
         written_out = self._patterns.has(module) or self._patterns.has(f"{module}:*")
         if not (written_out if _is_powerful(module) else self._patterns.match_module(module)):
             raise TrustError(
-                f"{missing}. At the export it was registered by {shown(module)}: import that first, or let the file do so: add {shown(module)!r} to allow="
+                f"{missing}. At the export it was registered by {marked(module)}: import that first, or let the file do so: add {quoted(module)} to allow="
             )
         _names_of(module, name)
 
@@ -359,15 +359,15 @@ class Gate:
         _check_importable(name, wanted)
         why = "the file may have it called" if kind == "callable" else _FILLED_AT_WILL if kind == "plain" else ""
         if _is_powerful(module):
-            why = f"{shown(module)} lies in the standard library, or is known to start processes or to load code"
+            why = f"{marked(module)} lies in the standard library, or is known to start processes or to load code"
         allowed = self.allows(name)
         if not allowed or (why and not self._is_named(name)):
-            _check_loaded(kind, name)
+            _check_loaded(kind, name, "has no entry of its own" if allowed else f"is not allowed{self._given(module)}")
         if not allowed:
             because = f" ({why})" if _is_powerful(module) else ""
             raise TrustError(
-                f"the file names {shown(name)} where {wanted} should be, which is not allowed{self._given(module)}: pass allow=[{shown(name)!r}]{because} "
-                "if you trust its code with what the file says, or call exporter.register(cls) first; `pythonop inspect` lists all that the file names",
+                f"the file names {marked(name)} where {wanted} should be, which is not allowed{self._given(module)}: pass allow=[{quoted(name)}]{because} "
+                f"if you trust its code with what the file says, or call exporter.register(cls) first; `pythonop inspect` lists all that the file names{lookalike(name)}",
                 faq=Faq.NOT_ALLOWED,
             )
         if why:
@@ -388,7 +388,7 @@ class Gate:
         except KeyError as error:
             module, _, qualname = name.partition(":")
             raise TrustError(
-                f"{shown(name)} is allowed, but {shown(module)} has no {shown(qualname)} here: install the version the model was exported with, or, if "
+                f"{marked(name)} is allowed, but {marked(module)} has no {marked(qualname)} here: install the version the model was exported with, or, if "
                 "it was renamed, leave a class of the old name behind",
                 faq=Faq.CHANGED,
             ) from error
@@ -406,20 +406,20 @@ def _found_in(names: Mapping[str, Any], name: str) -> Any:
         found = find(names, qualname)
     except TypeError as error:
         raise TrustError(
-            f"{shown(name)} walks through {shown(str(error))}'s owner, which is no class: only nested classes can be named"
+            f"{marked(name)} walks through {shown(str(error))}'s owner, which is no class: only nested classes can be named"
         ) from error
     if type(found) is types.BuiltinFunctionType and module == "torch" and found.__name__ == qualname:
         return found  # torch.tanh and its like know no module
     own = own_name(found)
     if own != (module, qualname):
         moved = (
-            f". If it has moved, write 'class {shown(qualname)}({shown('.'.join(own))}): pass' into {shown(module)}, or call exporter.register(cls, "
-            f"{shown(name)!r}) before the file is opened"
+            f". If it has moved, write 'class {marked(qualname)}({marked('.'.join(own))}): pass' into {marked(module)}, or call exporter.register(cls, "
+            f"{quoted(name)}) before the file is opened"
             if is_class(found) and is_function(found)
             else ""
         )
         raise TrustError(
-            f"{shown(name)} is another name of {shown(f'{own[0]}:{own[1]}')}: a file must name an object where it is defined{moved}",
+            f"{marked(name)} is another name of {marked(f'{own[0]}:{own[1]}')}: a file must name an object where it is defined{moved}",
             faq=Faq.CHANGED if moved else None,
         )
     return found
@@ -436,30 +436,33 @@ def _check_kind(kind: str, name: str, found: Any) -> None:
         raise _another_kind(name, wanted)
     if is_filled(found) and (kind == "callable" or (kind == "object" and name == qualified_name(found))):
         raise TrustError(
-            f"the file names the class {shown(name)} as a function: an entry of allow= for a class is none for its constructor. Export the file again: "
-            f"it then names {shown(name + CONSTRUCTOR)}, which has an entry of its own"
+            f"the file names the class {marked(name)} as a function: an entry of allow= for a class is none for its constructor. Export the file again: "
+            f"it then names {marked(name + CONSTRUCTOR)}, which has an entry of its own"
         )
 
 
 def _another_kind(name: str, wanted: str) -> TrustError:
     return TrustError(
-        f"the file names {shown(name)} where {wanted} should be, which it is not: the file was not made by pythonop, or the class has changed"
+        f"the file names {marked(name)} where {wanted} should be, which it is not: the file was not made by pythonop, or the class has changed"
     )
 
 
-def _check_loaded(kind: str, name: str) -> None:
+def _check_loaded(kind: str, name: str, first: str) -> None:
     """Refuse a name that no entry of ``allow=`` would help, as far as what is imported already says so. Nothing is imported for it.
 
     Raises:
-        TrustError: What the name leads to is of another kind, or has another name.
+        TrustError: What the name leads to is of another kind, or has another name; ``first`` stands before that: that it is not allowed.
     """
     module = name.partition(":")[0]
     loaded = sys.modules.get(module)
-    if kind in ("function", "module") and module.partition(".")[0] in sys.stdlib_module_names:
-        raise _another_kind(name, _KINDS[kind][0])
-    if type(loaded) is types.ModuleType:  # of another type, to look into it may run code
-        with contextlib.suppress(KeyError):
-            _check_kind(kind, name, _found_in(vars(loaded), name))
+    try:
+        if kind in ("function", "module") and module.partition(".")[0] in sys.stdlib_module_names:
+            raise _another_kind(name, _KINDS[kind][0])
+        if type(loaded) is types.ModuleType:  # of another type, to look into it may run code
+            with contextlib.suppress(KeyError):
+                _check_kind(kind, name, _found_in(vars(loaded), name))
+    except TrustError as error:
+        raise TrustError(f"{marked(name)} {first}, and no entry would help: {error}", faq=error.faq) from error
 
 
 def _check_importable(name: str, wanted: str) -> None:
@@ -470,7 +473,7 @@ def _check_importable(name: str, wanted: str) -> None:
     """
     if why := why_not_importable(name):
         raise TrustError(
-            f"{shown(name)} ({wanted}) cannot be imported in another process, for {shown(why)}: "
+            f"{marked(name)} ({wanted}) cannot be imported in another process, for {marked(why)}: "
             "give the class itself in allow=, call exporter.register(cls) before this process opens the file, or move the class to the top level of a module that can be imported",
             faq=Faq.IN_A_FUNCTION,
         )
@@ -488,7 +491,7 @@ def _names_of(module: str, name: str) -> dict[str, Any]:
         raise
     except BaseException as error:  # SystemExit, too: a script that was meant to be run, not imported
         raise TrustError(
-            f"{shown(name)} is allowed, but the module {shown(module)} cannot be imported here ({type(error).__name__}: {shown(said(error))}): "
+            f"{marked(name)} is allowed, but the module {marked(module)} cannot be imported here ({type(error).__name__}: {shown(said(error))}): "
             "install it" + ("" if is_operator(name) else ", or register the class with exporter.register(cls)"),
             faq=Faq.NOT_INSTALLED,
         ) from error

@@ -15,7 +15,7 @@ from symbolics.errors import FormatError
 from symbolics.node.arguments import Resolver, decode, unresolved
 from symbolics.node.call import Autocast, AutogradCall, ModuleOrigin
 from symbolics.node.call_text import read_call, write_call
-from symbolics.node.containers import Slot, slots
+from symbolics.node.containers import ModulePlace, Slot, expand_leaves, slots
 from symbolics.node.limits import MAX_ITEMS, MAX_RANK
 from symbolics.node.names import CALL_ATTRIBUTE, ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD, is_operator
 from symbolics.text import shown
@@ -317,6 +317,8 @@ def _check_call(call: AutogradCall, convention: str) -> None:
     )
     if not ok:
         raise FormatError.damaged(shown(call.name), "its call attribute and its other attributes contradict each other")
+    if call.module is None and any(type(leaf) is ModulePlace for leaf in expand_leaves((*call.args, *call.kwargs.values()))):
+        raise FormatError.damaged(shown(call.name), "an argument is a module of the call, which has none")
 
 
 #: The types of the parts of complex numbers.

@@ -13,6 +13,9 @@ from torch import nn
 import exporter
 from exporter.cli import main
 from exporter.files.trust import Gate, unregister
+from symbolics.errors import TrustError
+from tests.exporter.runtime.build import forward, record
+from tests.zoo import functions as F
 
 WIDE = ["mypkg*", "m*:Fn", "q*:*", "[a-z]x:*", "?s:*", "my*pkg.ops:Fn"]
 IN_FULL = r"a wildcard in a package's name means other packages, too: write the package's name in full: 'mypkg\.\*' or 'mypkg:\*'"
@@ -115,3 +118,46 @@ def test_an_alias_of_a_function_says_what_to_write(moved):
         exporter.TrustError, match=r"class New\(moved_new\.New\): pass' into moved_old, or call exporter\.register\(cls, 'moved_old:New'\)"
     ):
         moved("from moved_new import New")("function", "moved_old:New")
+
+
+@pytest.mark.parametrize("kind", ["function", "callable", "dataclass"])
+def test_a_letter_that_looks_like_another_is_marked(kind):
+    """An allow= that is copied from a message, and a reviewer who reads it: the Cyrillic o in the second name is none of ASCII."""
+    with pytest.raises(TrustError) as caught:
+        Gate(["mypkg.ops:*"])(kind, "mypkg.\u043eps:Fn")
+    text = str(caught.value)
+    assert text.isascii()
+    assert r"pass allow=['mypkg.\u043eps:Fn']" in text and "no ASCII letter" in text
+    with pytest.raises(TrustError) as caught:
+        Gate(["mypkg:*"])(kind, "mypkg.ops:Fn")
+    assert "ASCII" not in str(caught.value)
+
+
+def test_an_operator_that_looks_like_another_is_marked():
+    with pytest.raises(TrustError, match=r"allow=\['mylib::\\u043ep'\].*no ASCII letter"):
+        Gate([]).check_operator("mylib::\u043ep.default", "")
+
+
+def test_commands_mark_it_too(tmp_path):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(_looks_like("mypkg.\u043eps:Fn").SerializeToString())
+    for command in ("inspect", "doctor"):
+        result = CliRunner().invoke(main, [command, str(path)], terminal_width=200)
+        assert "\u043e" not in result.output and r"\u043eps:Fn" in result.output, result.output
+        assert "no ASCII letter" in " ".join(result.output.split())
+    result = CliRunner().invoke(main, ["run", str(path)])
+    assert r"--allow $'mypkg.\u043eps:Fn'" in result.output
+
+
+def _looks_like(name):
+    model = forward(record(F.SavesInput, torch.randn(2, 4, requires_grad=True)))
+    next(each for each in model.graph.node[0].attribute if each.name == "name").s = name.encode()
+    return model
+
+
+def test_what_is_not_allowed_is_said_first():
+    """Also of a name that no entry would help, for it leads to something else."""
+    with pytest.raises(TrustError, match=r"^os:system is not allowed by 'mypkg:\*', and no entry would help: .*which it is not"):
+        Gate(["mypkg:*"])("function", "os:system")
+    with pytest.raises(TrustError, match=f"^{__name__}:net is not allowed, and no entry would help"):
+        Gate([])("function", f"{__name__}:net")

@@ -384,3 +384,16 @@ def test_odd_outputs_that_can_be_said(how):
     hostile.Turns.how = how
     _, found = _run(session)
     assert found.shape == ((2, 4) if how == "sparse" else (0, 1 << 29, 1 << 29))
+
+
+@pytest.mark.parametrize("argument", [{"$module": 0}, [{"$module": 3}]])
+def test_a_module_among_the_arguments_of_a_function(argument):
+    """Only a call of a module, or of a function with modules among its arguments, has any."""
+    model = forward(record(F.SavesInput, X))
+    attributes = {attribute.name: attribute for attribute in model.graph.node[0].attribute}
+    call = json.loads(attributes["call"].s)
+    call["args"].append(argument)
+    attributes["call"].s = json.dumps(call).encode()
+    attributes["input_convention"].s += b"c"
+    attributes["input_requires_grads"].ints.append(0)
+    _assert_refused(model, "an argument is a module of the call, which has none")
