@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import threading
 import traceback
@@ -19,7 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 from symbolics import errors
 from symbolics.errors import *  # noqa: F403
 from symbolics.errors import PythonopError
-from symbolics.text import printable
+from symbolics.text import printable, said
 from symbolics.users import is_users
 
 __all__ = ["Whole", "frames_behind", "full", "is_full", "is_users", "short", "short_block", "shorten", *errors.__all__]
@@ -129,6 +130,8 @@ def shorten(error: BaseException) -> None:
     as is what he raised it from; its last step stays, as it may be a fault of ours. Inside of another public function nothing happens: the
     error is shortened where that is left.
     """
+    if is_full() and isinstance(error, PythonopError):
+        _tidy(error)
     if is_full() or _thread.depth:
         return
     with contextlib.suppress(Exception):  # an error may be of a class that lets nobody write to it
@@ -146,6 +149,25 @@ def shorten(error: BaseException) -> None:
         else:
             own = _steps(error.__traceback__)
             error.__traceback__ = _linked([step for step in own[:-1] if _is_users(step)][-most:] + own[-1:])
+
+
+def _tidy(error: BaseException) -> None:
+    """Free the texts of what an error of ours was raised from of control characters, which a file may have put there: Python prints them, too."""
+    for above, one in itertools.pairwise(_behind(error)):
+        text = said(one)
+        if (kept := printable(text)) == text:
+            continue
+        with contextlib.suppress(Exception):
+            one.args = (kept,)
+        if printable(said(one)) != said(one):  # its class makes the text of something else
+            instead = RuntimeError(f"{type(one).__name__}: {kept}").with_traceback(one.__traceback__)
+            instead.__cause__, instead.__context__ = one.__cause__, one.__context__
+            instead.__suppress_context__ = one.__suppress_context__
+            if above.__cause__ is one:
+                above.__cause__ = instead
+            else:
+                above.__context__ = instead
+            return _tidy(instead)
 
 
 def _linked(steps: list[TracebackType]) -> TracebackType | None:

@@ -81,7 +81,7 @@ def quantize(
     Say of each convolution and matrix product which kernel runs it, or why it stays in float. Quantisers are found by what they compute; those in
     Functions of one's own are seen where the file was exported with --portable. FILE may have QONNX's quantisers.
     """
-    writable(output, Failure, keep=[file])
+    writable(output, Failure, keep=filter(None, (file, inputs)))
     if form != "integers" and (runs or weights or group):
         raise click.UsageError(f"--compare, --weights and --group are for --to integers, not {form}")
     with reported(context):

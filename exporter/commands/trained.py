@@ -9,6 +9,7 @@ import click
 import exporter
 from exporter.commands.shared import Failure, check_option, checked, external_data_option, json_option, loudness, reported, status, tell
 from exporter.commands.written import Written
+from exporter.files.data_facts import data_beside
 from exporter.files.program import save_model
 from exporter.files.save import writable
 from exporter.files.tensors import data_files
@@ -39,7 +40,7 @@ def trained(
     with reported(context):
         with status(f"reading {state}", as_json):
             program = exporter.trained(folder, state, ema=ema)
-            writable(output, Failure, keep=data_files(program.model))
+            writable(output, Failure, keep=[*data_files(program.model), *(data for each in files_of(folder) for data in data_beside(each))])
         unchecked = checked([(program.model, output)], check, as_json)
         with status(f"writing {output}", as_json):
             save_model(program.model, output, external_data=external_data or None, check=False)
