@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import hashlib
 import json
 import os
 import re
@@ -148,6 +149,15 @@ def try_package(python: str, package: Path) -> dict[str, float]:
         return seconds
 
 
+def built_with(python: Path) -> str:
+    """The Python of the environment that builds wheels, and the compiler that it calls, each in its own words."""
+    code = "import sys, sysconfig; print(sys.version.split()[0], sysconfig.get_config_var('CC') or 'cc', sep=chr(10))"
+    version, compiler = subprocess.run([str(python), "-c", code], check=True, capture_output=True, text=True).stdout.splitlines()
+    command = os.environ.get("CC", compiler).split()
+    done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False) if shutil.which(command[0]) else None
+    return f"built with Python {version}, {done.stdout.splitlines()[0] if done is not None and done.stdout else 'a compiler that does not say which'}"
+
+
 def release(root: Path, dry: bool) -> int:
     """All of it. Returns 0."""
     version = check(root, dry)
@@ -159,6 +169,9 @@ def release(root: Path, dry: bool) -> int:
     try:
         subprocess.run(["make", "-C", str(root), "wheel"], check=True)
         packages = sorted(path for path in (root / "dist").iterdir() if path.name.endswith((".whl", ".tar.gz")))
+        builder = root / ".venv-wheel" / "bin" / "python"
+        lines.append(built_with(builder if builder.exists() else Path(sys.executable)))
+        lines += [f"sha256 {hashlib.sha256(path.read_bytes()).hexdigest()} {path.name}" for path in packages]
         for minor, python in found.items():
             for package in packages:
                 took = ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in try_package(python, package).items())

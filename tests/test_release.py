@@ -138,6 +138,8 @@ def test_a_release(release, checkout, quick, capsys):
     said = capsys.readouterr().out
     assert "git push origin main v1.2.0" in said and "twine upload dist/pythonop-1.2.0-py3-none-any.whl dist/pythonop-1.2.0.tar.gz" in said
     report = (checkout / "dist" / "release.txt").read_text()
+    assert re.search(r"^built with Python 3\.\d+\.\d+, .", report, re.M)
+    assert len(re.findall(r"^sha256 [0-9a-f]{64} pythonop-1\.2\.0[-.]", report, re.M)) == 2
     assert "Python 3.11, pythonop-1.2.0.tar.gz: install 7 s" in report and "Python 3.12: not found" in report
 
 
