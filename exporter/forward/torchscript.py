@@ -122,10 +122,18 @@ def _translate_scripted(
     current.program = Program(translated)
 
 
-def _read(draft: io.BytesIO, options: dict[str, Any]) -> ir.Model:
-    """The exporter writes no types of inner values; onnx infers them in C++, far faster than a pass over nodes does."""
+def _read(draft: io.BytesIO, options: dict[str, Any], examples: Collection[int] = ()) -> ir.Model:
+    """The exporter writes no types of inner values; onnx infers them in C++, far faster than a pass over nodes does.
+
+    Args:
+        draft: What the exporter wrote.
+        options: Those of torch.onnx.export.
+        examples: The example's sizes of the open axes.
+    """
     proto = onnx.load_from_string(draft.getvalue())
     _drop_invented_sizes(proto.graph, _names_of_sizes(options.get("dynamic_axes") or {}))
+    for dim in (dim for value in proto.graph.output for dim in value.type.tensor_type.shape.dim if dim.dim_value in examples):
+        dim.ClearField("dim_value")  # what squeeze() leaves has the example's sizes in a trace; onnx infers those that are always so
     return ir.from_proto(infer_proto(proto, forget_outputs=True, data_prop=True))
 
 
@@ -168,7 +176,7 @@ def _translate_torchscript(
         ):
             draft = _draft(original, model, args, options)
         recorder.capture.missed |= {name for name, buffer in model.named_buffers() if kept.has_changed(buffer)}
-        translated = _read(draft, options)
+        translated = _read(draft, options, examples.values())
         say_of_open_axes(translated, trace, examples)
         recorder.capture.anchored, trace.anchors = len(trace.anchors), []
         _parameters_to_initializers(translated.graph, named)

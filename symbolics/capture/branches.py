@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import types
 from collections.abc import Collection, Iterator
+from typing import Any
 
 import torch
 
@@ -17,7 +18,7 @@ from symbolics.capture.recorder import active_recorder
 from symbolics.capture.trace.sizes import asking_frame
 from symbolics.users import warn
 
-__all__ = ["branches_noticed", "notice_branch"]
+__all__ = ["branches_noticed", "notice_branch", "notice_parts"]
 
 
 @contextlib.contextmanager
@@ -45,23 +46,58 @@ def notice_branch(truth: torch.Tensor, dynamic: Collection[int]) -> None:
         _say(asking_frame(), "")
 
 
+def notice_parts(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    """Say of a call in torch.export's capture that it takes an open axis apart into as many parts as the example has, or leaves it as it is not 1 there.
+
+    Args:
+        name: The function.
+        args, kwargs: Its arguments.
+        result: What it returned.
+    """
+    if name not in ("split", "squeeze") or not args or not isinstance(args[0], torch.Tensor) or not args[0].dim():
+        return
+    given = args[1:] if name == "squeeze" else args[2:]
+    axes = kwargs.get("dim", given[0] if given else 0 if name == "split" else ())
+    opened = [axis for axis in ([axes] if isinstance(axes, int) else axes) if isinstance(args[0].shape[axis], torch.SymInt)]
+    if not opened:
+        return
+    if name == "squeeze":
+        _tell(
+            f"squeeze({opened[0]})",
+            "is of an open axis: the file keeps the axis at every size, where PyTorch drops it at size 1: leave the squeeze out, or name another axis.",
+        )
+    elif type(args[1] if len(args) > 1 else kwargs.get("split_size_or_sections", kwargs.get("split_size"))) is int:
+        _tell(
+            "split()",
+            f"takes a tensor apart along an open axis: the file has {len(result)} parts at every size, as the example: write it with operations on the whole "
+            "axis (reshape, unfold, cumsum), take chunk(), or give the axis a fixed size.",
+        )
+
+
 def _say(frame: types.FrameType | None, condition: str, number: float | None = None) -> None:
     name = "torch" if frame is None else frame.f_globals.get("__name__")  # None: torch made the code, to check what it has assumed
-    recorder = active_recorder()
-    if recorder is None or frame is None or not name or name.split(".")[0] in ("torch", "symbolics", "exporter") or only_raises(frame):
+    if frame is None or not name or name.split(".")[0] in ("torch", "symbolics", "exporter") or only_raises(frame):
         return
-    module, source = recorder.capture.sites.here()
-    if source in recorder.capture.branches:
-        return
-    recorder.capture.branches.add(source)
-    place = f"in module {module or '<root>'} at {source}"
     if number is None:
-        warn(
-            f"a branch {place} depends on the size of an open axis{condition}: the file goes the example's way at every size: give the axis a fixed size, or "
-            "choose with torch.cond or torch.where."
+        _tell(
+            "a branch",
+            f"depends on the size of an open axis{condition}: the file goes the example's way at every size: give the axis a fixed size, or choose with "
+            "torch.cond or torch.where.",
         )
     else:
-        warn(
-            f"int(), float() or an index {place} makes a number of the size of an open axis{condition}: the file has the example's {number} at every size: give "
-            "the axis a fixed size, compute with the size itself (//, math.floor, torch.sym_float), or name the module of a loop in opaque=."
+        _tell(
+            "int(), float() or an index",
+            f"makes a number of the size of an open axis{condition}: the file has the example's {number} at every size: give the axis a fixed size, compute "
+            "with the size itself (//, math.floor, torch.sym_float), or name the module of a loop in opaque=.",
         )
+
+
+def _tell(what: str, does: str) -> None:
+    """Warn once of each line of the model, which stands between the two parts of the sentence."""
+    recorder = active_recorder()
+    if recorder is None:
+        return
+    module, source = recorder.capture.sites.here()
+    if source not in recorder.capture.branches:
+        recorder.capture.branches.add(source)
+        warn(f"{what} in module {module or '<root>'} at {source} {does}")

@@ -20,7 +20,7 @@ from symbolics import torch_private as private
 from symbolics.capture import gradients_in_forward
 from symbolics.capture.accumulation import ACCUMULATING, accumulate
 from symbolics.capture.aliases import is_whole
-from symbolics.capture.branches import notice_branch
+from symbolics.capture.branches import notice_branch, notice_parts
 from symbolics.capture.buffers import is_alike
 from symbolics.capture.checks import passed
 from symbolics.capture.chosen_operators import called_operator, stand_in
@@ -282,9 +282,10 @@ def _made(call: _Call) -> Any:
     with private.traced_values_kept(sources(args, kwargs) if private.is_tracing() and name != "__set__" else ()):
         result = called(functools.partial(rewritten, func, REWRITES.get(func)), name, args, kwargs, torch.ops.pythonop.stop_gradient)
     _keep(call, result)
-    trace = None if call.recorder is None else call.recorder.capture.trace
-    if trace is not None:
-        trace.called(func, args, kwargs, result, functools.partial(_place, call.recorder))  # type: ignore[arg-type]
+    if call.recorder is not None and (trace := call.recorder.capture.trace) is not None:
+        trace.called(func, args, kwargs, result, functools.partial(_place, call.recorder))
+    else:
+        notice_parts(name, args, kwargs, result)
     return marked(func, name, args, kwargs, result)
 
 

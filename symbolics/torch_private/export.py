@@ -90,8 +90,11 @@ def answers_of_sizes_watched(asked: Callable[[FrameType | None, str, bool | int 
             env, expression = getattr(self.node, "shape_env", None), getattr(self.node, "expr", None)
             before = assumed(env, expression)
             result = original(self)
-            if assumed(env, expression) != before:
-                asked(sys._getframe(1), str(expression), result)
+            frame = sys._getframe(1)
+            if assumed(env, expression) != before or (
+                env is not None and not _of_torch(frame) and _assumed_before(env, expression, result)
+            ):
+                asked(frame, str(expression), result)
             return result
 
         return watched
@@ -105,6 +108,43 @@ def answers_of_sizes_watched(asked: Callable[[FrameType | None, str, bool | int 
     finally:
         for (kind, name), original in zip(methods, originals, strict=True):
             setattr(kind, name, original)
+
+
+def _of_torch(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__", "").startswith("torch.")
+
+
+def _assumed_before(env: Any, condition: Any, answer: bool | int | float) -> bool:
+    """Whether a condition has its answer of an earlier assumption of torch: that a size is not 0 or 1, without which it could not tell the layout.
+
+    An assumption that leaves out other sizes too, as narrow() and reshape() make, is of an operator that takes no others.
+    """
+    if not isinstance(answer, bool) or not hasattr(condition, "free_symbols"):
+        return False
+    hints = env.backed_var_to_val
+    asserts = [one.expr for some in env.deferred_runtime_asserts.values() for one in some] + [guard.expr for guard in env.guards]
+    for size in condition.free_symbols.intersection(hints):
+        # torch.onnx's second attempt starts every range at 2 where no Dim says otherwise.
+        lowest = env.var_to_range[size].lower
+        whole = lowest == 2 and not _has_limits(env, size)
+        for small in (0, 1):
+            at = {**hints, size: small}
+            if (small < lowest and not whole) or condition.subs(at) == answer:
+                continue
+            broken = [one for one in asserts if size in one.free_symbols and one.subs(at) == False]  # noqa: E712 (a truth of sympy)
+            if (broken or whole) and all(getattr(one, "rel_op", None) == "!=" for one in broken):
+                return True
+    return False
+
+
+def _has_limits(env: Any, size: Any) -> bool:
+    """Whether a torch.export.Dim with limits stands for a size."""
+    return any(
+        hasattr(limits, "vr") and getattr(getattr(axis, "node", None), "expr", None) == size
+        for tensor in env.tracked_fakes or ()
+        if isinstance(tensor.fake, torch.Tensor)
+        for axis, limits in zip(tensor.fake.shape, tensor.symbolic_context.constraint_sizes, strict=False)
+    )
 
 
 @contextlib.contextmanager

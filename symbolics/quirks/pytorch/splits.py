@@ -18,7 +18,8 @@ QUIRK = Quirk(
     upstream="torch",
     seen="2.13",
     wrong="both exporters write the parts of tensor_split with the sizes of the example, or as a sequence of unknown length; TorchScript has no hsplit, "
-    "vsplit and dsplit, its chunks of a shorter axis end in one of negative size, its narrow from a negative place is empty, its roll by more than the size or by an open number is wrong, its unfold takes no open size; dynamo's chunk of an open size makes it a number",
+    "vsplit and dsplit, its chunks of a shorter axis end in one of negative size, its narrow from a negative place is empty, its roll by more than the size or by an open number is wrong, its unfold takes no open size; dynamo's chunk of an open size makes it a number, and its split is a sequence, "
+    "of which onnxruntime has no gradient",
 )
 
 
@@ -94,6 +95,14 @@ def _chunk(x: torch.Tensor, chunks: int, dim: int = 0) -> Any:
     return tuple(x[(*before, slice(i * length, (i + 1) * length if i + 1 < parts else None))] for i in range(parts))
 
 
+def _split_open(x: torch.Tensor, split_size_or_sections: Any, dim: int = 0) -> Any:
+    """Slices, as many as the example has: the export warns of that."""
+    size, length = split_size_or_sections, x.shape[dim] if x.dim() else 0
+    if private.is_tracing() or type(size) is not int or size < 1 or not isinstance(length, torch.SymInt) or not length.node.has_hint():
+        return NotImplemented
+    return _split(x, range(size, max(int(length.node.hint), 1), size), dim)
+
+
 _FORMULAS: dict[str, Callable[..., Any]] = {
     "tensor_split": _tensor_split,
     "hsplit": lambda x, places: _split(x, places, min(1, x.dim() - 1)),
@@ -111,5 +120,7 @@ SPLITS: dict[Any, Rewrite] = {
     },
     torch.chunk: instead(_chunk),
     torch.Tensor.chunk: instead(_chunk),
+    torch.split: instead(_split_open),
+    torch.Tensor.split: instead(_split_open),
     torch.Tensor.unfold: instead_in_torchscript(_unfold),
 }

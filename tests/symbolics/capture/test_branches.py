@@ -78,6 +78,45 @@ def test_checks_and_known_sizes_are_not(function, dynamo):
     assert said(function, dynamo) == []
 
 
+def one(x):
+    return x * 2 if x.shape[0] != 1 else x * 3
+
+
+def behind_transposed(x):
+    return x.t().contiguous().sum() + one(x)
+
+
+def behind_pooling(x):
+    return functional.adaptive_avg_pool1d(x.t()[None], 1).sum() + one(x)
+
+
+def behind_narrowed(x):
+    return x.narrow(0, 0, 4).sum() + one(x)
+
+
+def noticed(function, **limits):
+    """What torch.export's capture says of branches and parts along an open first axis."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        sizes = {0: torch.export.Dim("n", **limits) if limits else torch.export.Dim.DYNAMIC}
+        exporter.export(Calling(function), (torch.randn(12, 4),), dynamo=True, dynamic_shapes=(sizes,))
+    return [str(warning.message) for warning in caught if "open axis" in str(warning.message)]
+
+
+@pytest.mark.parametrize("function", [one, behind_transposed, behind_pooling])
+def test_a_branch_on_one_is_said_where_torch_has_asked_before(function):
+    """Where a tensor's layout hangs on it, torch has assumed that a size is not 1, and the model's own question is no news to it."""
+    (message,) = noticed(function)
+    assert f"at {__name__}:{one.__code__.co_firstlineno + 1} depends on the size" in message
+
+
+@pytest.mark.parametrize(
+    ("function", "limits"), [(behind_transposed, {"min": 2}), (behind_pooling, {"min": 2, "max": 99}), (behind_narrowed, {})]
+)
+def test_a_branch_on_one_that_can_go_one_way_only_is_not(function, limits):
+    assert noticed(function, **limits) == []
+
+
 class Transposed(torch.nn.Module):
     """As behind convolutions: torch's loop over the steps asks how the tensor lies in memory."""
 
@@ -231,3 +270,41 @@ def test_what_a_scripted_function_takes_apart_is_said_by_line():
 def test_what_no_call_of_python_takes_apart_is_said_of_the_model():
     (message,) = kept(of_torch_itself)
     assert message.startswith("the model takes a tensor apart along the open axis 'n': the file has 2 parts")
+
+
+def squeezed(x):
+    return x.T.squeeze(1) * 2
+
+
+def squeezed_from_behind(x):
+    return torch.squeeze(x[None], dim=(0, -2)).cumsum(0)
+
+
+def squeezed_elsewhere(x):
+    return x[:, None].squeeze(1).relu()
+
+
+def halves(x):
+    return torch.cat(x.split([2, x.shape[0] - 2])) + functional.glu(torch.cat([x, x]), 0)
+
+
+@pytest.mark.parametrize("function", [split, squeezed, squeezed_from_behind])
+def test_what_torch_export_keeps_of_an_open_axis_is_said_by_line(function):
+    (message,) = noticed(function)
+    assert f"at {__name__}:{function.__code__.co_firstlineno + 1} " in message
+    assert ("the file has 4 parts" in message) == (function is split) and ("drops it at size 1" in message) == (function is not split)
+
+
+@pytest.mark.parametrize("function", [squeezed_elsewhere, halves])
+def test_what_it_writes_for_every_size_is_not(function):
+    assert noticed(function) == []
+
+
+def test_parts_of_an_open_axis_have_gradients():
+    x = torch.randn(10, 4, requires_grad=True)
+    program = exporter.export(Calling(split), (torch.randn(12, 4),), dynamo=True, dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+    loaded = exporter.load(program)
+    weights = torch.randn(10, 4)
+    (expected,) = torch.autograd.grad((split(x) * weights).sum(), x)
+    (given,) = torch.autograd.grad((loaded(x) * weights).sum(), x)
+    torch.testing.assert_close(given, expected)
