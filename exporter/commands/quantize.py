@@ -24,6 +24,7 @@ from exporter.commands.shared import (
     tell,
 )
 from exporter.commands.written import Written
+from exporter.files.examine import size_of
 from exporter.files.program import save_model
 from exporter.files.read import open_model
 from exporter.files.save import writable
@@ -87,7 +88,7 @@ def quantize(
     with reported(context):
         with status(f"looking for quantisers in {file}", as_json):
             model = open_model(file)
-            before = file.stat().st_size + sum(data.stat().st_size for data in data_files(model))
+            before = file.stat().st_size + sum(size_of(data) or 0 for data in data_files(model))
             writable(output, Failure, keep=data_files(model))
             if form != "integers":
                 program = exporter.to_qonnx(model) if form == "qonnx" else exporter.from_qonnx(model)

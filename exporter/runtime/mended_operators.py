@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +28,15 @@ class GatherElements(OpRun):
         axis = (axis or 0) % data.ndim
         part = data[tuple(slice(None) if i == axis else slice(size) for i, size in enumerate(indices.shape))]
         return (np.take_along_axis(part, indices.astype(np.int64), axis),)
+
+
+class Erf(OpRun):
+    """onnx's own computes in float32, of float64 too."""
+
+    op_domain = ""
+
+    def _run(self, x: np.ndarray) -> tuple[np.ndarray]:
+        return (np.vectorize(math.erf, otypes=[np.float64])(x).astype(x.dtype),)
 
 
 class Pad(OpRun):
@@ -228,16 +238,29 @@ class LayerNormalization(OnnxLayerNormalization):
         return found
 
 
+class MeanVarianceNormalization(OpRun):
+    """onnx's own has constants in float32, and takes no float64."""
+
+    op_domain = ""
+
+    def _run(self, x: np.ndarray, axes: Sequence[int] | None = None) -> tuple[np.ndarray]:
+        over = (0, 2, 3) if axes is None else tuple(axes)
+        centred = x - x.mean(over, keepdims=True)
+        return ((centred / (np.sqrt((centred**2).mean(over, keepdims=True)) + 1e-9)).astype(x.dtype),)
+
+
 #: All of them.
 MENDED: tuple[type[OpRun], ...] = (
     Conv,
     ConvTranspose,
+    Erf,
     GatherElements,
     GlobalLpPool,
     LayerNormalization,
     Loop,
     LRN,
     LpPool,
+    MeanVarianceNormalization,
     Pad,
     Scan,
     SequenceMap,

@@ -95,10 +95,10 @@ COMMANDS = {
     "diff": Command("IN IN", "equal"),
     "draw": Command(
         "IN -o OUT", "bytes", ("--depth", "-1"), ("-1 is not in the range x>=0",), output="out.svg", needs="pygraphviz",
-        no_fault=("file: moves the cursor", "file: data of another folder"),
+        no_fault=("file: moves the cursor", "file: data of another folder", "file: its data are gone"),
     ),
-    "inspect": Command("IN", "operators", no_fault=("file: data of another folder",)),  # its answer is no: exit code 1
-    "doctor": Command("IN", "allow", no_fault=("file: data of another folder",)),
+    "inspect": Command("IN", "operators", no_fault=("file: data of another folder", "file: its data are gone")),  # its answer is no: exit code 1
+    "doctor": Command("IN", "allow", no_fault=("file: data of another folder", "file: its data are gone")),
 }  # fmt: skip
 
 
@@ -177,6 +177,14 @@ def locked(command: Command, name: str, folder: Path) -> str:
 
 def occupied(command: Command, name: str, folder: Path) -> str:
     (folder / command.output).mkdir()
+    return command.line
+
+
+def data_gone(command: Command, name: str, folder: Path) -> str:
+    """The tensors of ``IN`` are in a file that is not there."""
+    model = onnx.load(folder / "in.onnx")
+    onnx.save(model, folder / "in.onnx", save_as_external_data=True, location="in.data", size_threshold=0)
+    (folder / "in.data").unlink()
     return command.line
 
 
@@ -274,6 +282,7 @@ KINDS = {
     "file: names that are no text": Kind(reads, hostile(r"node b'\xff\xfe\xc0\x80'"), ("UTF-8", "the file is damaged")),
     "file: an endless number": Kind(reads, hostile("file: an endless varint"), NO_MODEL),
     "file: data of another folder": Kind(reads, hostile("external initializer at ../secret"), ("../secret", "below its own folder")),
+    "file: its data are gone": Kind(reads, data_gone, ("in.data, which is not there", "keep it beside the model")),
     "file: nobody may read it": Kind(reads, unreadable, ("Path 'in.onnx' is not readable", "--help"), nobody),
     "output: no folder": Kind(writes, line("OUT", "no/OUT"), ("cannot write no/out.", "there is no folder no")),
     "output: a folder": Kind(writes, occupied, ("cannot write out.", "it is a folder")),
