@@ -75,7 +75,9 @@ def check_gradients(
     feeds = {name_of(v): _value(v, (inputs or {}).get(name_of(v)), rng) for v in current.graph.inputs if not v.is_initializer()}
     worst, all_zero = 0.0, True
     for level in range(1, order + 1):
-        training = _in_double(build_gradient_graph(current, wrt=targets, overrides=overrides))  # once more: functions of ONNX have constants in float32
+        training = _in_double(
+            build_gradient_graph(current, wrt=targets, overrides=overrides)
+        )  # once more: functions of ONNX have constants in float32
         pairing = pairing_of(training)
         assert pairing is not None
         targets = list(pairing.outputs)

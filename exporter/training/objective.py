@@ -19,7 +19,7 @@ from exporter.forward.export import export
 from exporter.forward.inputs import named_leaves, named_tensors
 from exporter.gradient_graph.slow_operators import slow_operators_stay
 from exporter.training.carried import OURS
-from exporter.training.target_sizes import settle_sizes
+from exporter.training.target_sizes import read_of_inputs, settle_sizes
 from symbolics.errors import ArgumentError, ExportError, Faq
 from symbolics.node.cut import read_cut, write_cut
 from symbolics.node.metadata import (
@@ -142,6 +142,7 @@ class Objective(torch.nn.Module):
                 self._asked(dynamic_shapes),
                 named=bool(options.get("dynamo", True)),
             )
+            read_of_inputs(program.model.graph, len(self.names))
         _rename_state(program.model)
         for node in program.model.graph.all_nodes():
             if (path := node.metadata_props.pop(MODULE_PROPERTY, "model")) != "model":

@@ -11,9 +11,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
+from symbolics.graph.values import attr
 from symbolics.graph.walk import walk
 
-__all__ = ["settle_sizes"]
+__all__ = ["read_of_inputs", "settle_sizes"]
 
 _NAME = re.compile(r"[^\W\d]\w*")
 
@@ -48,6 +49,36 @@ def settle_sizes(graph: ir.Graph, shapes: Sequence[Sequence[int]], count: int, a
                 found[name] = size
     if found:
         _write(graph, found)
+
+
+def read_of_inputs(graph: ir.Graph, count: int) -> None:
+    """Read sizes that targets share with the model's inputs of those inputs, in place: torch may take any, and the model runs without targets, too.
+
+    Args:
+        graph: An export of model and loss.
+        count: How many of the inputs, in front, are the model's own arguments.
+    """
+    places = {
+        str(dim): (value, axis)
+        for value in reversed(graph.inputs[:count])
+        for axis, dim in enumerate(value.shape or ())
+        if isinstance(dim, ir.SymbolicDim)
+    }
+    targets = set(graph.inputs[count:])
+    for node in walk(graph):
+        target = node.inputs[0] if node.op_type == "Shape" and not node.domain else None
+        if target is None or target not in targets or target.shape is None or (axis := _only_axis(node, len(target.shape))) is None:
+            continue
+        if (place := places.get(str(target.shape[axis]))) is not None:
+            node.replace_input_with(0, place[0])
+            node.attributes["start"] = ir.AttrInt64("start", place[1])
+            node.attributes["end"] = ir.AttrInt64("end", place[1] + 1)
+
+
+def _only_axis(node: ir.Node, rank: int) -> int | None:
+    """The axis of which a Shape tells the size, None where it tells of others, too."""
+    start, end, _ = slice(attr(node, "start", 0), attr(node, "end", None)).indices(rank)
+    return start if end == start + 1 else None
 
 
 def _open(value: ir.Value, shape: Sequence[int]) -> Iterator[tuple[int, str, int]]:

@@ -150,3 +150,26 @@ def test_a_target_that_gather_reads_stays_open_under_dynamo():
 def test_one_name_for_one_of_two_axes_of_the_same_size():
     found = exported(lambda y, t: (y @ y.T - t).square().mean(), torch.zeros(20, 20), False)
     assert found[0] == "rows" and isinstance(found[1], str)
+
+
+class Recurrent(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.head = torch.nn.GRU(8, 8, batch_first=True), torch.nn.Linear(8, 3)
+
+    def forward(self, x):
+        start = torch.zeros(1, x.shape[0], 8) / x.shape[0]
+        return self.head(self.cell(x, start)[0][:, -1]) + torch.arange(x.shape[0])[:, None]
+
+
+@pytest.mark.parametrize("shapes", [{"x": {0: "batch"}}, {"x": {0: "batch"}, "target": {0: "rows"}}], ids=["x", "both"])
+def test_a_size_that_the_model_reads_is_not_read_of_a_target(shapes, dynamo, tmp_path):
+    """An evaluation runs without targets, too."""
+    model, x, y = Recurrent(), torch.randn(4, 5, 8), torch.randint(3, (4,))
+    options = {"loss": torch.nn.functional.cross_entropy, "targets": (y,), "dynamic_shapes": shapes, "dynamo": dynamo}
+    exporter.write_artifacts(
+        exporter.export_training_step(model, (x,), **options), exporter.export_evaluation(model, (x,), **options), tmp_path
+    )
+    trainer = exporter.Trainer.load(tmp_path)
+    given = torch.randn(7, 5, 8)
+    torch.testing.assert_close(torch.as_tensor(next(iter(trainer.evaluate({"x": given}).values()))), model(given))
