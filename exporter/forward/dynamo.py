@@ -13,6 +13,7 @@ from exporter.forward.arguments import check_call, check_model, check_shapes, ke
 from exporter.forward.failures import untranslated
 from exporter.forward.finish import anchor_calls, finish
 from exporter.forward.inputs import check_asked_names, check_dynamic, check_output_names, checked_axes, input_names
+from exporter.forward.longer import Example
 from exporter.forward.onnx_program import check_outputs, make_runnable
 from exporter.forward.opset import check_asked, check_opset
 from exporter.forward.plain_tensors import held_plainly
@@ -64,14 +65,15 @@ def export_dynamo(current: Hook, original: Any, model: Any, args: Any, f: Any = 
         if options.get("dynamic_axes"):
             names = options.get("input_names") or input_names(model, *called)
             options["dynamic_axes"] = checked_axes((given, keywords), names, options["dynamic_axes"], options.get("output_names"))
+    example = Example(model, args, options.get("kwargs"), options.get("dynamic_shapes"))
     with surroundings(current, verbose), held_plainly(model):
         translates(check_table(options.get("custom_translation_table")), None)
         program = judged(
             current,
             model,
             *keywords_apart(model, given, options.get("kwargs")),
-            lambda: _translate_dynamo(current, original, model, args, **options),
-            fakes=True,
+            lambda: _translate_dynamo(current, original, model, example.args, **options | {"kwargs": example.kwargs}),
+            example=example,
         )
     assert current.program is not None
     current.program.asked = asked
@@ -106,11 +108,7 @@ def _translate_dynamo(current: Hook, original: Any, model: Any, args: Any, optim
         if options.get("dynamic_shapes") and isinstance(model, torch.nn.Module):
             given = keywords_apart(model, (args,) if isinstance(args, torch.Tensor) else tuple(args or ()), options.get("kwargs"))
             check_dynamic(model, *given, options["dynamic_shapes"], program.model.graph)
-        if private.captured_by_dynamo(program):
-            warn(
-                "torch could capture the model only with Dynamo (strict=True): detach() and no_grad() in it are not marked, so gradients of the file "
-                "may flow where PyTorch stops them: run torch.export.export(model, args, strict=False) to see why, and mend that."
-            )
+        recorder.capture.strict = private.captured_by_dynamo(program)
         with without_gc():
             finish(program.model, recorder, state, optimize=optimize)
         check_output_names(options.get("output_names"), program.model)
@@ -131,6 +129,8 @@ def anchor_translation(current: Hook, original: Any, *args: Any, **kwargs: Any) 
     translating = recorder is not None and not recorder.capture.placed  # and no function that is to stand for a call of the finished model
     if translating and (nodes := private.untranslated_nodes(args[0], kwargs["registry"])):
         raise untranslated(nodes, dynamo=True, why="there is no translation of it")
+    if recorder is not None:
+        recorder.capture.ones = private.sizes_taken_for_one(args[0])
     program = original(*args, **kwargs)
     quirks.apply(quirks.WITH_BODIES, program.model)
     if recorder is not None:

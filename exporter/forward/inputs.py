@@ -26,6 +26,7 @@ __all__ = [
     "input_names",
     "named_leaves",
     "named_tensors",
+    "open_axes",
     "without_numbers",
 ]
 
@@ -73,6 +74,24 @@ def dynamic_axes(
         if named:
             axes[name] = named
     return axes
+
+
+def open_axes(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any
+) -> Iterator[tuple[torch.Tensor, dict[int, Any]]]:
+    """Each tensor of the arguments with those of its axes that ``dynamic_shapes`` leaves open; torch alone decides of Dim.AUTO.
+
+    Raises:
+        TypeError: The arguments do not fit forward.
+    """
+    arguments = signature_of(model).bind(*args, **kwargs).arguments
+    if isinstance(shapes, (tuple, list)):
+        shapes = dict(zip(arguments, shapes, strict=False))
+    for name, value in arguments.items():
+        for _, tensor, spec in _leaves(name, value, (shapes or {}).get(name)):
+            dims = spec.items() if isinstance(spec, dict) else enumerate(spec if isinstance(spec, (tuple, list)) else ())
+            closed = (None, torch.export.Dim.AUTO, torch.export.Dim.STATIC)
+            yield tensor, {axis: dim for axis, dim in dims if dim not in closed and not isinstance(dim, int)}
 
 
 def checked_axes(arguments: Any, names: Sequence[str] | None, axes: Any, outputs: Sequence[str] | None = None) -> Any:

@@ -22,6 +22,7 @@ from exporter.forward.eager_graph import EagerGraph, Lost
 from exporter.forward.failures import of_torch
 from exporter.forward.functions import describe_functions, say_names
 from exporter.forward.history import History
+from exporter.forward.longer import Example
 from exporter.forward.portable import StaysOpaque, make_portable
 from exporter.forward.reached import warn_of_others
 from exporter.forward.recomputed import warn_of_recomputed
@@ -146,7 +147,14 @@ def _all_functions(base: type) -> list[type]:
 
 
 def judged(
-    current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[[], Any], *, training: bool | None = None, fakes: bool = False
+    current: Hook,
+    model: Any,
+    args: Any,
+    kwargs: Any,
+    export: Callable[[], Any],
+    *,
+    training: bool | None = None,
+    example: Example | None = None,
 ) -> Any:
     """Export, and let eager's own graph judge the file.
 
@@ -158,7 +166,7 @@ def judged(
         model, args, kwargs: The model and its example arguments.
         export: Makes ``current.program``.
         training: The mode that the export puts the model into; None for its own.
-        fakes: Whether the exporter has shapes and dtypes from the fake kernels of operators.
+        example: What torch.export exports with, which has shapes and dtypes from the fake kernels of operators; None of TorchScript.
 
     Raises:
         ExportError: A Function that gradients flow through in eager mode is not in the file.
@@ -172,7 +180,7 @@ def judged(
     with opaque_calls(model, recorder.chosen.calls), function_calls(model, current.functions), recorder.kept:
         while True:
             try:
-                return _judged(current, model, args, kwargs, export, training, fakes, history)
+                return _judged(current, model, args, kwargs, export, training, example, history)
             except StaysOpaque as stays:
                 recorder.opaque[stays.function] = stays.reason
             except ExportError as error:  # without a translation that is right, or torch.export stopped in their midst
@@ -182,9 +190,16 @@ def judged(
 
 
 def _judged(
-    current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[[], Any], training: bool | None, fakes: bool, history: History
+    current: Hook,
+    model: Any,
+    args: Any,
+    kwargs: Any,
+    export: Callable[[], Any],
+    training: bool | None,
+    example: Example | None,
+    history: History,
 ) -> Any:
-    current.program = None
+    current.program, fakes = None, example is not None
     with history.watched():
         eager = _eager_graph(current, model, args, kwargs, training, fakes)
     history.check()
@@ -201,7 +216,7 @@ def _judged(
         export = attributes_unchanged(eager.modules)(export)
     result, lost = None, []
     try:
-        result = export()
+        result = export() if example is None else example.exported(export)
         lost = _lost(current, eager)
     except Exception as error:
         eager.explain(error)

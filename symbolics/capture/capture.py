@@ -52,6 +52,8 @@ class Capture:
         trace: The trace of torch.jit, None under torch.export.
         flags, held: The requires_grad flags that the forward has taken away; its parameters and buffers, wherever they are held.
         branches: The lines of branches that a size decides, of which it has been said.
+        strict: Whether torch could capture the model only with Dynamo.
+        ones: The conditions by which torch.export takes open sizes for 1, as the example has them.
     """
 
     sites: Callsites = field(default_factory=Callsites)
@@ -68,6 +70,8 @@ class Capture:
     missed: set[str] = field(default_factory=set)
     given: frozenset[CodeType] | None = None
     branches: set[str] = field(default_factory=set)
+    strict: bool = False
+    ones: list[str] = field(default_factory=list)
     aliases: Aliases = field(default_factory=Aliases)
     classes: dict[str, type] = field(default_factory=dict)
     model: torch.nn.Module | None = None

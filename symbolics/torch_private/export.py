@@ -32,6 +32,7 @@ __all__ = [
     "quiet_exporter",
     "quiet_torchscript",
     "real_tensors",
+    "sizes_taken_for_one",
     "sizes_watched",
     "translator",
     "untold_failures",
@@ -135,6 +136,22 @@ def _assumed_before(env: Any, condition: Any, answer: bool | int | float) -> boo
             if (broken or whole) and all(getattr(one, "rel_op", None) == "!=" for one in broken):
                 return True
     return False
+
+
+def sizes_taken_for_one(program: torch.export.ExportedProgram) -> list[str]:
+    """The conditions on open sizes that torch.export has assumed, and that hold at size 1 alone, as the example has."""
+    env = next((value.node.shape_env for node in program.graph.nodes for value in _symbols(node.meta.get("val"))), None)
+    if env is None:
+        return []
+    hints = env.backed_var_to_val
+    asserts = [one.expr for some in env.deferred_runtime_asserts.values() for one in some]
+    ones = [size for size, hint in hints.items() if hint == 1]
+    return [str(one) for one in asserts if any(size in one.free_symbols and one.subs({**hints, size: 2}) == False for size in ones)]  # noqa: E712
+
+
+def _symbols(value: Any) -> list[Any]:
+    sizes = value.shape if isinstance(value, torch.Tensor) else [value]
+    return [size for size in sizes if isinstance(size, torch.SymInt)]
 
 
 def _has_limits(env: Any, size: Any) -> bool:
