@@ -18,7 +18,7 @@ QUIRK = Quirk(
     upstream="torch",
     seen="2.13",
     wrong="both exporters write the parts of tensor_split with the sizes of the example, or as a sequence of unknown length; TorchScript has no hsplit, "
-    "vsplit and dsplit, its chunks of a shorter axis end in one of negative size, its narrow from a negative place is empty, its roll by more than the size or by an open number is wrong, its unfold takes no open size; dynamo's chunk of an open size makes it a number, and its split is a sequence, "
+    "vsplit and dsplit, its chunks of a shorter axis end in one of negative size, its narrow from a negative place is empty, its roll by more than the size or by an open number is wrong, its unfold takes no open size, and what reads a size of an unflattened tensor reads the example's; dynamo's chunk of an open size makes it a number, and its split is a sequence, "
     "of which onnxruntime has no gradient",
 )
 
@@ -61,6 +61,13 @@ def _unfold(x: torch.Tensor, dimension: int, size: int, step: int) -> Any:
     starts = torch.arange((x.shape[dim] - size) // step + 1, device=x.device) * step
     places = starts.unsqueeze(-1) + torch.arange(size, device=x.device)
     return x[(slice(None),) * dim + (places,)].movedim(dim + 1, -1)
+
+
+def _unflatten(x: torch.Tensor, dim: int, sizes: Any) -> Any:
+    if type(dim) is not int or x.dim() == 0 or x.is_quantized:
+        return NotImplemented
+    dim %= x.dim()
+    return x.reshape((*x.shape[:dim], *sizes, *x.shape[dim + 1 :]))
 
 
 def _tensor_split(x: torch.Tensor, places: Any, dim: int = 0) -> Any:
@@ -123,4 +130,6 @@ SPLITS: dict[Any, Rewrite] = {
     torch.split: instead(_split_open),
     torch.Tensor.split: instead(_split_open),
     torch.Tensor.unfold: instead_in_torchscript(_unfold),
+    torch.unflatten: instead_in_torchscript(_unflatten),
+    torch.Tensor.unflatten: instead_in_torchscript(_unflatten),
 }
