@@ -28,6 +28,7 @@ def assert_roundtrip(model: Any, args: Any = (), kwargs: dict[str, Any] | None =
         >>> def test_my_model_exports():
         ...     exporter.testing.assert_roundtrip(model, (x,))
     """
+    __tracebackhide__ = True  # pytest shows the test's line, and not ours
     report = verify(model, args, kwargs, **options)
     if not report.ok:
         bad = [row for row in report.worst() if not row.ok]

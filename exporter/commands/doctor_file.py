@@ -117,7 +117,7 @@ def _lines(needs: Needs, time: dict[str, Any] | None) -> Iterator[str]:
     elif needs.invalid:
         yield "the file is not valid ONNX: a runtime need not open it"
     elif needs.runs_anywhere:
-        yield f"none of its {needs.nodes} nodes needs Python: any runtime of ONNX runs it"
+        yield f"none of its {needs.nodes} nodes needs Python: any runtime that knows ONNX functions runs it"
     elif count or needs.gradients:
         yield f"{count} of its {needs.nodes} nodes need Python{beside}: it runs with pythonop, on onnxruntime and onnx.reference alone"
     else:

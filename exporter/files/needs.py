@@ -67,7 +67,7 @@ class Needs:
 
     @property
     def runs_anywhere(self) -> bool:
-        """Whether any runtime of ONNX runs it: it is valid, and needs neither Python nor operators beside ONNX's own."""
+        """Whether any runtime that knows ONNX functions runs it: it is valid, and needs neither Python nor operators beside ONNX's own."""
         return not (self.damage or self.invalid or self.python or self.gradients or self.domains)
 
     def as_json(self) -> dict[str, Any]:

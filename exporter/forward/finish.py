@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
-from collections.abc import Iterator
 from dataclasses import replace
 
 import onnx_ir as ir
@@ -15,7 +13,7 @@ import onnxscript.optimizer
 import symbolics.node.schema  # noqa: F401  (the checker should know the operators of what we write)
 from exporter.files.additions import ADDITIONS
 from exporter.files.valid import check_halves
-from exporter.forward.fold import fold
+from exporter.forward.fold import fold, outputs_unsaid
 from exporter.forward.state import ModelState, held_out
 from exporter.train_mode.buffers import AVERAGED, UNSEEN, add_lost, carry, name_carried
 from exporter.train_mode.stilled import stilled
@@ -75,7 +73,7 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
     quirks.apply(quirks.TRANSLATED, model)
     with contextlib.ExitStack() as stack:
         stack.enter_context(held_out(graph, parameters))
-        stack.enter_context(_outputs_unsaid())
+        stack.enter_context(outputs_unsaid())
         for apart in quirks.OPTIMIZING:
             stack.enter_context(apart(graph))
         anchor_calls(graph)
@@ -104,21 +102,6 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
     check_halves(model)
     for add in ADDITIONS:
         add(model)
-
-
-@contextlib.contextmanager
-def _outputs_unsaid() -> Iterator[None]:
-    """onnx_ir warns of each constant that is an output: it merges it with no other, as it has to."""
-    log = logging.getLogger(passes.DeduplicateInitializersPass.__module__)
-
-    def wanted(record: logging.LogRecord) -> bool:
-        return not str(record.msg).startswith("Skipped deduplication")
-
-    log.addFilter(wanted)
-    try:
-        yield
-    finally:
-        log.removeFilter(wanted)
 
 
 def anchor_calls(graph: ir.Graph) -> int:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+from collections.abc import Iterator
+
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 import onnxscript.optimizer
 
 from symbolics.node.names import GRADIENT_DOMAIN
 
-__all__ = ["fold"]
+__all__ = ["fold", "outputs_unsaid"]
 
 
 def fold(model: ir.Model, *, named: bool = False) -> None:
@@ -31,4 +35,20 @@ def fold(model: ir.Model, *, named: bool = False) -> None:
         passes.CommonSubexpressionEliminationPass(),
         passes.OutputFixPass(),
     ):
-        simplify(model)
+        with outputs_unsaid():
+            simplify(model)
+
+
+@contextlib.contextmanager
+def outputs_unsaid() -> Iterator[None]:
+    """onnx_ir warns of each constant that is an output: it merges it with no other, as it has to."""
+    log = logging.getLogger(passes.DeduplicateInitializersPass.__module__)
+
+    def wanted(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("Skipped deduplication")
+
+    log.addFilter(wanted)
+    try:
+        yield
+    finally:
+        log.removeFilter(wanted)

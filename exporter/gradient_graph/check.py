@@ -68,6 +68,7 @@ def check_gradients(
     Examples:
         >>> error = exporter.check_gradients(program, order=1, allow=["mypkg.ops:*"])
     """
+    __tracebackhide__ = True  # pytest shows the test's line, and not ours
     Patterns(allow, "allow")  # a wrong entry is an error of a model without PythonOps, too
     rng = np.random.default_rng(seed)
     current = _in_double(own_copy(model))

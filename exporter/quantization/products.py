@@ -17,7 +17,10 @@ from symbolics.graph.walk import subgraphs, walk
 
 __all__ = [
     "MOVES",
+    "NO_QUANTIZER",
     "OF_FLOAT32",
+    "STATISTICS",
+    "UNQUANTIZED",
     "Product",
     "find_products",
     "group_weights",
@@ -36,7 +39,10 @@ MOVES = {"Flatten", "Identity", "MaxPool", "Reshape", "Slice", "Squeeze", "Trans
 #: Why a weight of another type is none.
 OF_FLOAT32 = "integers are made of float32 models alone, model.float()"
 _LARGEST = 2**31 - 1
-_UNQUANTIZED = "no quantiser takes what it gives, or something else takes it, too"
+#: Reasons that other modules ask for: of what a product takes (what is there in its place follows), of what it gives, of training mode.
+NO_QUANTIZER = "no quantiser gives what it takes"
+STATISTICS = "the batch normalization behind it computes statistics: export in eval mode"
+UNQUANTIZED = "no quantiser takes what it gives, or something else takes it, too"
 
 
 @dataclass(eq=False)
@@ -127,7 +133,7 @@ def _affine(
     if node.op_type == "BatchNormalization":
         values = [each for each in node.inputs[1:] if each is not None and each in constants]
         if len(values) != 4 or attr(node, "training_mode", 0):
-            return "the batch normalization behind it computes statistics: export in eval mode"
+            return STATISTICS
         gamma, beta, mean, var = (array.astype(np.float64) for array in constants.arrays(values))
         factor = gamma / np.sqrt(var + attr(node, "epsilon", 1e-5))
         return factor, beta - mean * factor
@@ -200,7 +206,7 @@ def find_products(
         elif isinstance(weight, str):
             product.reason = weight
         elif (other := next((each for each in values if each not in results), None)) is not None:
-            product.reason = f"no quantiser gives what it takes: {_instead(other, constants, reasons)}"
+            product.reason = f"{NO_QUANTIZER}: {_instead(other, constants, reasons)}"
         else:
             product.reason = _reason(product, constants, steps)
         found.append(product)
@@ -278,7 +284,7 @@ def _reason(product: Product, constants: Constants, steps: Mapping[ir.Value, Qua
     behind = _quantized_by(product.result, steps)
     if not behind:
         norms = [each for each in node.outputs[0].consumers() if each.op_type == "BatchNormalization" and attr(each, "training_mode", 0)]
-        return "the batch normalization behind it computes statistics: export in eval mode" if norms else _UNQUANTIZED
+        return STATISTICS if norms else UNQUANTIZED
     if product.bias is not None:
         bias = product.bias.astype(np.float64)
         product.moved = float(np.abs(np.rint(bias / product.bias_scale) * product.bias_scale - bias).mean() / behind)

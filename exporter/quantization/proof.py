@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from exporter.quantization.comparison import Comparison, compare, quantized_name
 from exporter.quantization.evaluation import Constants, compiled
 from exporter.quantization.grids import TOLERATED_FLOATS, TOLERATED_SHARE, number_of, thresholds
 from exporter.quantization.prepared import in_memory, prepare
+from exporter.quantization.products import MOVES
 from exporter.quantization.quantizers import Quantizer, find_quantizers, function_of
 from symbolics.errors import ExportError
 from symbolics.graph.values import name_of
@@ -67,12 +69,14 @@ class Proof:
         absent: Quantisers that the file in integers has not: what they round stays in float, and is the same in both.
         compared: Levels and outputs on the inputs.
         limits: What may differ.
+        biases: Quantiser -> the share of its levels that may move because the bias of the convolution before it is rounded to int32.
     """
 
     thresholds: dict[str, Thresholds]
     absent: list[str]
     compared: Comparison
     limits: Limits
+    biases: dict[str, float]
 
     @property
     def failures(self) -> list[str]:
@@ -91,8 +95,9 @@ class Proof:
                 found.append(f"{share:.3%} of the levels of {clean(name)} differ, more than {limits.levels:.3%}")
         for name, (off, count) in self.compared.layers.items():
             if off > 1 + limits.outputs * count:
+                beside = f"; rounding the bias before it to int32 moves up to {self.biases[name]:.1%}" if self._rounds(name) else ""
                 found.append(
-                    f"{off} of {count} levels of {clean(name)} differ where all before it are the same, more than {limits.outputs:.3%}"
+                    f"{off} of {count} levels of {clean(name)} differ where all before it are the same, more than {limits.outputs:.3%}{beside}"
                 )
         for name, share in self.compared.classes.items():
             if share > limits.classes:
@@ -104,6 +109,30 @@ class Proof:
                 )
         return found
 
+    def _rounds(self, name: str) -> bool:
+        """Whether no more levels of a quantiser differ than the rounding of a bias may move."""
+        off, count = self.compared.layers[name]
+        return off <= self.biases.get(name, 0.0) * count
+
+    @property
+    def way_out(self) -> str:
+        """The limits to set, where too much differs because `quantize` rounds biases of convolutions to int32; "" where that is not the cause.
+
+        It holds where that explains each layer by itself. What it does to levels further on follows from that; another class is never explained.
+        """
+        over = [name for name, (off, count) in self.compared.layers.items() if off > 1 + self.limits.outputs * count]
+        if not over or not all(map(self._rounds, over)):
+            return ""
+        wanted = {"outputs": max(off / count for off, count in map(self.compared.layers.__getitem__, over))}
+        if (levels := max(self.compared.levels.values())) > self.limits.levels:
+            wanted["levels"] = levels
+        numbers = {name: f"{math.ceil(share * 1000) / 1000:g}" for name, share in wanted.items()}
+        options = " ".join(f"--max-{name} {number}" for name, number in numbers.items())
+        return (
+            f"way out: quantize rounds the biases of convolutions to int32. If {max(wanted.values()):.2%} of the levels may move by that, "
+            f"set {', '.join(f'{name}={number}' for name, number in numbers.items())} ({options})"
+        )
+
     @property
     def ok(self) -> bool:
         """Whether everything is within the limits."""
@@ -111,7 +140,7 @@ class Proof:
 
     def as_json(self) -> dict[str, Any]:
         """All of it, for a program."""
-        return {**asdict(self), "failures": self.failures, "ok": self.ok}
+        return {**asdict(self), "failures": self.failures, "way_out": self.way_out, "ok": self.ok}
 
     def __str__(self) -> str:
         """The counts, a line for each quantiser and output, and what passes a limit."""
@@ -121,6 +150,7 @@ class Proof:
         ]
         lines += [f"  not in integers: {clean(name)}" for name in self.absent]
         verdict = [f"  too far: {failure}" for failure in self.failures] or ["within the limits"]
+        verdict += [f"  {self.way_out}"] if self.way_out else []
         return "\n".join([f"{len(self.thresholds)} quantisers of activations, by bisection", *lines, str(self.compared), *verdict])
 
 
@@ -172,6 +202,7 @@ def verify_quantized(
     results = {name_of(value) for value in prepared.model.graph.outputs}
     made = {value.name: value for node in whole.graph for value in node.outputs}
     found: dict[str, Thresholds] = {}
+    biases: dict[str, float] = {}
     absent: list[str] = []
     for quantizer in quantizers:
         name = name_of(quantizer.result)
@@ -180,6 +211,8 @@ def verify_quantized(
         if value is None or source is None:
             absent.append(name)
             continue
+        if step := _step_of_bias(source):
+            biases[name] = 0.5 * step / float(quantizer.grid.scale)
         record = prepared.declared.get(quantizer.result)
         found[name] = _compared(
             function_of(prepared.model, constants, quantizer),
@@ -193,7 +226,7 @@ def verify_quantized(
             "  way out: give the very file that `pythonop quantize` was given, or quantise this one"
         )
     scales = {name_of(each.result): float(each.grid.scale) for each in quantizers}
-    return Proof(found, absent, compare(prepared.model, whole, scales, inputs), Limits(floats, levels, classes, outputs))
+    return Proof(found, absent, compare(prepared.model, whole, scales, inputs), Limits(floats, levels, classes, outputs), biases)
 
 
 def _first(call: Any) -> Any:
@@ -211,6 +244,22 @@ def _source(value: ir.Value) -> ir.Value | None:
             return source
         node = None if source is None else source.producer()
     return None
+
+
+def _step_of_bias(value: ir.Value) -> float:
+    """The step of a bias in int32, the largest of the channels: that of the convolution whose result a quantiser takes; 0.0 where there is none."""
+    node = value.producer()
+    while node is not None and not node.domain and node.op_type in {*MOVES, "Relu"}:
+        node = None if node.inputs[0] is None else node.inputs[0].producer()
+    if node is None or node.domain or node.op_type != "Conv" or len(node.inputs) < 3 or node.inputs[2] is None:
+        return 0.0
+    bias = node.inputs[2].producer()
+    if bias is None or bias.op_type != "DequantizeLinear" or any(each is None or each.const_value is None for each in bias.inputs[:2]):
+        return 0.0
+    levels, scale = (each.const_value for each in bias.inputs[:2] if each is not None)
+    if levels is None or scale is None or levels.dtype != ir.DataType.INT32:
+        return 0.0
+    return float(np.abs(scale.numpy()).max(initial=0.0))
 
 
 def _compared(function: Any, integers: Any, quantizer: Quantizer, beside: int) -> Thresholds:

@@ -17,11 +17,12 @@ from exporter.quantization.evaluation import Constants
 from exporter.quantization.groups import SIZES
 from exporter.quantization.kernels import kernels_of
 from exporter.quantization.prepared import count_declared, forget, prepare
-from exporter.quantization.products import OF_FLOAT32, Product, find_products, group_weights, products_in_bodies, weights_of
-from exporter.quantization.quantizers import Missed, Quantizer, find_quantizers
+from exporter.quantization.products import Product, find_products, group_weights, products_in_bodies, weights_of
+from exporter.quantization.quantizers import find_quantizers
+from exporter.quantization.refused import nothing_in_integers
 from exporter.quantization.writer import Writer
 from symbolics.errors import ArgumentError, ExportError
-from symbolics.graph.values import describe, is_python_op
+from symbolics.graph.values import describe
 from symbolics.graph.walk import remove_unread, walk
 from symbolics.text import clean
 
@@ -178,7 +179,7 @@ def quantize(model: Any, *, weights: Literal["int4"] | None = None, group: int |
         group_weights(products, constants, group)
     products += products_in_bodies(copy)
     if all(product.reason for product in products):
-        raise _nothing(copy, products, quantizers, missed)
+        raise nothing_in_integers(copy, products, quantizers, missed)
     rounded, writer = copy.clone(), Writer(copy)
     for product in products:
         if product.groups is not None:
@@ -234,25 +235,3 @@ def _row(product: Product, kernels: dict[ir.Node, str] | str) -> QuantizedProduc
     error = product.groups.error if product.groups is not None else 0.0
     reason = product.reason or ("" if kernel else kernels if isinstance(kernels, str) else "onnxruntime does not fuse it here")
     return QuantizedProduct(product.node.name or "", product.operator, kernel, bits, product.moved, reason, error)
-
-
-def _nothing(model: ir.Model, products: Sequence[Product], quantizers: Sequence[Quantizer], missed: Sequence[Missed]) -> ExportError:
-    """What to tell where nothing can run in integers."""
-    reasons = [f"{describe(p.node)}: {p.reason}" for p in products[:2]] or ["it has no convolution and no matrix product in its main graph"]
-    reasons += [f"{describe(m.step)}: {m.reason}" for m in missed[:1]]
-    more = [
-        f"{len(each) - told} more {what}" for each, told, what in ((products, 2, "products"), (missed, 1, "roundings")) if len(each) > told
-    ]
-    reasons += [f"and {' and '.join(more)}"] if more else []
-    calls = next((describe(node) for node in walk(model.graph) if is_python_op(node)), None)
-    way = _WITH_QUANTISERS
-    if calls:
-        way = f"the quantiser may be in {calls}, which runs Python: export with portable=True, or declare it with exporter.quantizer"
-    elif products and all(OF_FLOAT32 in product.reason for product in products):
-        way = "export the model in float32: model.float()"
-    elif not quantizers and not missed:
-        way += ".\n    Of a float model without quantisers, onnxruntime.quantization.quantize_static makes integers, with example inputs"
-    return ExportError("\n  ".join(["nothing in the model can run in integers.", *reasons, f"way out: {way}"]))
-
-
-_WITH_QUANTISERS = "train with quantisers before the weight and the activation of a product, and export in eval mode"

@@ -42,6 +42,7 @@ class _Plugin(NamedTuple):
         library: The module's function that returns the library's path.
         provider: onnxruntime's name of it.
         options: (options, precision) -> onnxruntime's options; None: it has no choice of precision.
+        processor: Whose processors alone it has devices on; "" where it does not depend on that.
     """
 
     package: str
@@ -49,10 +50,13 @@ class _Plugin(NamedTuple):
     provider: str
     library: str = "get_library_path"
     options: Callable[[dict[str, Any], str | None], dict[str, Any]] | None = None
+    processor: str = ""
 
 
 _PLUGINS = {
-    "openvino": _Plugin("onnxruntime-ep-openvino", "onnxruntime_ep_openvino", "OpenVINOExecutionProvider", options=_openvino),
+    "openvino": _Plugin(
+        "onnxruntime-ep-openvino", "onnxruntime_ep_openvino", "OpenVINOExecutionProvider", options=_openvino, processor="Intel"
+    ),
     "webgpu": _Plugin("onnxruntime-ep-webgpu", "onnxruntime_ep_webgpu", "WebGpuExecutionProvider"),
     "qnn": _Plugin("onnxruntime-qnn", "onnxruntime_qnn", "QNNExecutionProvider"),
     "ggml": _Plugin("onnxruntime-ggml", "onnxruntime_ggml", "ggml", "library_path"),
@@ -149,16 +153,16 @@ def add_devices(options: Any, choice: Choice) -> None:
             known.append(key)
 
 
-def installed() -> dict[str, str]:
-    """The plugins whose packages are installed, and what they offer here: their devices, or why there are none."""
-    found = {}
+def installed() -> tuple[dict[str, str], dict[str, str]]:
+    """The plugins whose packages are installed: the devices of those that offer some here, and why the others offer none."""
+    found, idle = {}, {}
     for name, plugin in _PLUGINS.items():
         if _is_there(name):
             try:
                 found[name] = ", ".join(each.device.type.name for each in _of(name, plugin))
             except RunError as error:
-                found[name] = str(error)
-    return found
+                idle[name] = str(error)
+    return found, idle
 
 
 def _listed(providers: Any) -> list[Any]:
@@ -225,9 +229,8 @@ def _of(name: str, plugin: _Plugin) -> list[Any]:
         devices = [each for each in onnxruntime.get_ep_devices() if each.ep_name == plugin.provider]
     if not devices:
         vendors = ", ".join(dict.fromkeys(each.device.vendor for each in onnxruntime.get_ep_devices())) or "unknown"
-        raise RunError(
-            f"{plugin.package} is installed, but offers no device on this machine (processor of {vendors}): choose another provider"
-        )
+        why = f" (it needs a processor of {plugin.processor}, and this is of {vendors})" if plugin.processor else ""
+        raise RunError(f"{plugin.package} is installed, but offers no device on this machine{why}: choose another provider")
     return devices
 
 

@@ -209,10 +209,10 @@ class Trainer:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """What the schedulers of torch.optim.lr_scheduler take: ``param_groups`` with ``lr`` and ``weight_decay`` of each group.
+        """What the schedulers of torch.optim.lr_scheduler take: ``param_groups`` with ``lr`` of each group, and ``weight_decay`` of those that have one.
 
         What you write there holds from the next step on, rounded to the dtype of the step's input. A group that was exported with a
-        weight decay of zero has none to change. Everything else of the optimizer is fixed in the step.
+        weight decay of zero has no key ``weight_decay``. Everything else of the optimizer is fixed in the step.
         """
         with self._turn("optimizer"):
             if self._settings is None:

@@ -133,8 +133,9 @@ def _providers() -> str:
 
     from exporter.runtime.providers import installed
 
-    plugins = [f"{name} ({offer})" for name, offer in installed().items()]
-    return ", ".join([*onnxruntime.get_available_providers(), *plugins])
+    offers, idle = installed()
+    ready = ", ".join([*onnxruntime.get_available_providers(), *(f"{name} ({devices})" for name, devices in offers.items())])
+    return "; ".join([ready, *(f"not {name}: {why}" for name, why in idle.items())])
 
 
 def _accelerator() -> str:

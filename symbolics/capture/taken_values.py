@@ -30,11 +30,19 @@ TAKING = {
 }  # fmt: skip
 
 
-def take(func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any], where: Callable[[], str] = str) -> Any:
+def take(
+    func: Callable[..., Any],
+    name: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    told: set[tuple[str, str]],
+    where: Callable[[], str] = str,
+) -> Any:
     """The call; in a trace of TorchScript, with our account in place of torch's warning, which does not name the line.
 
     Args:
         func, name, args, kwargs: The call.
+        told: What this trace has warned of: a line and a module are named once, however many passes a loop makes.
         where: Gives the path of the module that makes it, which the warning has as ``module``.
     """
     tensor = args[0]
@@ -60,7 +68,9 @@ def take(func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dic
         "  way out: write it in operators of torch, or in the forward of an autograd Function, which stays one PythonOp"
     )
     said.module = where()  # type: ignore[attr-defined]
-    warnings.warn_explicit(said, None, file, line)
+    if (place := (f"{file}:{said}", said.module)) not in told:  # type: ignore[attr-defined]
+        told.add(place)
+        warnings.warn_explicit(said, None, file, line)
     return result
 
 

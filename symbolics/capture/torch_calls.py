@@ -199,7 +199,8 @@ def _taken(call: _Call) -> _Answer:
     if call.name not in TAKING or not call.args:
         return None
     sites = call.recorder.capture.sites
-    return (take(call.func, call.name, call.args, call.kwargs, lambda: sites.here()[0]),)
+    told = set() if trace is None else trace.told
+    return (take(call.func, call.name, call.args, call.kwargs, told, lambda: sites.here()[0]),)
 
 
 def _chosen(call: _Call) -> _Answer:

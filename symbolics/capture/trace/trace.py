@@ -32,6 +32,7 @@ class Trace:
         dirtied: Tensors that a Function changed and said so: the trace leaves them as they were.
         pairs: The real and imaginary parts of complex parameters and buffers, by the ids of those: a trace has these in their places.
         views: Which tensors look at the memory of which others.
+        told: Of which values that left torch a warning told: its text, and the module.
     """
 
     anchors: list[torch.Tensor] = field(default_factory=list)
@@ -41,6 +42,7 @@ class Trace:
     dirtied: list[torch.Tensor] = field(default_factory=list)
     pairs: dict[int, torch.Tensor] = field(default_factory=dict)
     views: Views = field(default_factory=Views)
+    told: set[tuple[str, str]] = field(default_factory=set)
     _buffers: TracedBuffers | None = None
     _statistics: RunningStatistics | None = None
 

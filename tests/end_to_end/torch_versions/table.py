@@ -68,7 +68,7 @@ every other package. [Maintaining pythonop](maintaining.md) says what to do abou
 
 - **Another torch** may open them: a file holds no release of torch. Its Functions run on the torch that is there, 2.13 or newer.
 - **onnxruntime 1.20 or newer** opens files with PythonOps; 1.20.1, 1.23.2, 1.27.0, 1.31.1 and 1.32.0 are in the tests. A file without PythonOps needs
-  no pythonop, and onnxruntime [1.18 or newer](portable.md#put-it-on-a-server).
+  no pythonop, and onnxruntime [1.18 or newer](portable.md#put-it-on-a-server); one with weights of 4 bits 1.19 or newer.
 - **Another pythonop** opens files by [a promise of compatibility](format.md#compatibility): files of the year before it, and those of the six weeks
   after it that use nothing new.
 - **Packages**: torch 2.13, onnx 1.23, onnx_ir 1.1, onnxscript 0.7, numpy 2.0, ml_dtypes 0.5.4, rich 13, click 8.1 and lazy_loader 0.4, or newer. A minor release of pythonop may ask for newer ones.

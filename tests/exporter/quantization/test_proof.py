@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import onnx_ir as ir
@@ -138,6 +139,43 @@ def test_levels_further_than_the_models_are_seen_where_no_data_goes(further):
     value.const_value = ir.tensor((value.const_value.numpy().astype(int) + further).astype(value.dtype.numpy()), name=name)
     (failure,) = exporter.verify_quantized(model, program, data).failures
     assert f"goes {further} level" in failure and "further than the model's" in failure
+
+
+@pytest.fixture(scope="module")
+def coarse():
+    """Biases in steps that move more levels than the default limits allow."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        Act(signed=True, step=0.06), Conv(2, 8, 3), torch.nn.ReLU(), Act(step=0.006), Conv(8, 4, 3), Act(signed=True, step=0.05)
+    )  # fmt: skip
+    x = torch.randn(4, 2, 24, 24)
+    program = exporter.export(model.eval(), (x,), dynamo=False, portable=True)
+    return program, exporter.quantize(program), {program.model.graph.inputs[0].name: x.numpy()}
+
+
+def test_rounded_biases_are_said_with_the_limits_to_set(coarse):
+    program, quantized, data = coarse
+    proof = exporter.verify_quantized(quantized, program, data)
+    assert any("; rounding the bias before it to int32 moves up to" in each for each in proof.failures), str(proof)
+    assert proof.way_out.startswith("way out: quantize rounds the biases") and proof.way_out == proof.as_json()["way_out"]
+    number = re.search(r"outputs=([\d.]+)", proof.way_out)[1]
+    assert f"--max-outputs {number}" in proof.way_out and 0.001 < float(number) < 0.02 and f"  {proof.way_out}" in str(proof)
+    eased = exporter.verify_quantized(quantized, program, data, outputs=float(number))
+    assert eased.ok and not eased.way_out, str(eased)
+
+
+def test_levels_behind_rounded_biases_get_a_limit_too(coarse):
+    program, quantized, data = coarse
+    assert "levels=" in exporter.verify_quantized(quantized, program, data, levels=1e-3).way_out
+
+
+def test_a_wrong_bias_has_no_way_out(coarse):
+    program, quantized, data = coarse
+    model = quantized.model.clone()
+    held = next(v for v in model.graph.initializers.values() if v.const_value.dtype == ir.DataType.INT32)
+    held.const_value = ir.tensor(held.const_value.numpy() + np.int32(20), name=held.name)
+    proof = exporter.verify_quantized(model, program, data)
+    assert not proof.ok and not proof.way_out and "way out" not in str(proof)
 
 
 def test_how_far_outputs_are_apart():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
@@ -11,6 +12,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import exporter
+from exporter.quantization.products import Product
+from exporter.quantization.quantizers import Missed
+from exporter.quantization.refused import nothing_in_integers
 from symbolics.errors import ArgumentError, ExportError, FormatError
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
@@ -351,10 +355,47 @@ def test_the_error_of_a_float_model_counts_its_products_and_has_its_way_out(dyna
     with pytest.raises(ExportError) as told:
         exporter.quantize(exporter.export(model.half() if half else model, (x.half() if half else x,), dynamo=dynamo))
     text = str(told.value)
-    assert way in text and "\n  and 3 more products\n" in text and len(text.splitlines()) <= 6, text
+    assert way in text and ", and 4 more: its weight is" in text and len(text.splitlines()) <= 6, text
     assert ("train with quantisers" in text) is not half and "['" not in text
     if dynamo:
-        assert " in module 0): its weight" in text and " in module 1): its weight" in text
+        assert " in module 0), and 4 more: its weight" in text
+
+
+@pytest.mark.parametrize(
+    ("layers", "says", "way"),
+    [
+        (
+            lambda: [Act(), Conv(3, 4, 1), nn.Tanh(), Act(**SIGNED), Conv(4, 4, 1), nn.Tanh(), nn.Flatten(), nn.Linear(64, 2)],
+            [", and 1 more: no quantiser takes what it gives", "its weight is on no uniform grid"],
+            "train with quantisers before the weights and directly behind the convolutions (a BatchNorm and a ReLU may stand between)",
+        ),
+        (
+            lambda: [Act(), nn.Flatten(), nn.Sigmoid(), Linear(48, 2), nn.Sigmoid(), Linear(2, 2)],
+            ["(node", "no quantiser gives what it takes: it comes of Sigmoid"],
+            "train with quantisers before what a product takes",
+        ),
+        (
+            lambda: [nn.Flatten(), Act(high=1023), Linear(48, 2)],
+            ["levels: integer kernels take 8 bits"],
+            "change the rounding as its reason says",
+        ),
+    ],
+    ids=["behind a convolution", "before a product", "of 10 bits"],
+)
+def test_the_way_out_of_nothing_follows_from_the_reasons(layers, says, way, dynamo):
+    with pytest.raises(ExportError) as told:
+        exporter.quantize(exporter.export(nn.Sequential(*layers()).eval(), (torch.rand(2, 3, 4, 4),), dynamo=dynamo, portable=True))
+    text = str(told.value)
+    assert all(each in text for each in says) and text.splitlines()[-1] == f"  way out: {way}" and len(text.splitlines()) <= 6, text
+
+
+def test_the_error_of_many_reasons_has_six_lines():
+    nodes = [ir.Node("", "MatMul", [None, None], name=f"node{i}") for i in range(9)]
+    products = [Product(node, "MatMul", None, [], reason=f"reason {i % 7}") for i, node in enumerate(nodes)]
+    lines = str(
+        nothing_in_integers(ir.Model(ir.Graph([], [], nodes=nodes), ir_version=10), products, [], [Missed(nodes[0], "another")])
+    ).splitlines()
+    assert len(lines) == 6 and lines[4] == "  and 5 more reasons" and "node0" in lines[1] and ", and 1 more: reason 0" in lines[1]
 
 
 def test_the_error_of_a_model_without_products_says_so():

@@ -17,6 +17,7 @@ import exporter
 from exporter.runtime import providers
 from exporter.runtime.accelerate import accelerator
 from exporter.runtime.providers import add_devices, choose, is_cpu_alone, precision_of, said_of
+from exporter.verification import trials
 from symbolics.errors import ArgumentError, RunError
 
 CPU = "CPUExecutionProvider"
@@ -124,9 +125,20 @@ def test_options_get_devices_once(openvino):
 
 def test_a_machine_without_a_device(openvino, monkeypatch):
     monkeypatch.setattr(onnxruntime, "get_ep_devices", lambda: [SimpleNamespace(ep_name=CPU, device=SimpleNamespace(vendor="AMD"))])
-    with pytest.raises(RunError, match="offers no device on this machine \\(processor of AMD\\)"):
+    with pytest.raises(RunError, match="offers no device on this machine \\(it needs a processor of Intel, and this is of AMD\\)"):
         choose(["openvino"])
-    assert "no device" in providers.installed()["openvino"]
+    offers, idle = providers.installed()
+    assert not offers and "no device" in idle["openvino"]
+    said = trials.TRIALS["onnxruntime's providers"]()
+    assert f"{CPU}; not openvino: onnxruntime-ep-openvino is installed, but" in said
+
+
+def test_a_plugin_whose_devices_do_not_hang_on_the_processor(openvino, monkeypatch):
+    plugin = providers._PLUGINS["webgpu"]
+    monkeypatch.setitem(sys.modules, plugin.module, _module(plugin.module, "library"))
+    monkeypatch.setattr(onnxruntime, "get_ep_devices", lambda: [SimpleNamespace(ep_name=CPU, device=SimpleNamespace(vendor="AMD"))])
+    with pytest.raises(RunError, match="offers no device on this machine: choose another"):
+        choose(["webgpu"])
 
 
 def test_in_words():

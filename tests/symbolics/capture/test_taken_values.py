@@ -45,6 +45,26 @@ class Net(nn.Module):
         return self.how(self.linear(x))
 
 
+def iterate(x):
+    z = torch.zeros_like(x)
+    for _ in range(20):
+        z = torch.tanh(0.5 * z + x)
+        if z.sum() > 1e9:
+            break
+    return z * float(z.sum())
+
+
+def test_a_loop_names_its_line_once_in_each_export():
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            exporter.export(nn.Sequential(Net(iterate), Net(iterate)), (torch.randn(2, 3),), dynamo=False)
+        said = [each.message for each in caught if each.category is torch.jit.TracerWarning]
+        assert [(each.module, str(each).split(" takes")[0]) for each in said] == [
+            (module, how) for module in ("0", "1") for how in ("an `if`, or bool(),", "float()")
+        ]
+
+
 @pytest.mark.parametrize(("how", "named"), HOW.values(), ids=HOW)
 def test_the_line_is_named(how, named):
     with warnings.catch_warnings(record=True) as caught:

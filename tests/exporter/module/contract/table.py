@@ -96,6 +96,45 @@ Several threads, such as the requests of a server, may call one module or one `i
 Functions hold Python's lock, so they take turns. [How threads are shared](training-memory.md#how-threads-are-shared) has the rest. An index below 0
 counts from the end of its axis in a file, where PyTorch raises: check ids that come from outside.
 
+## Serve a file with PythonOps from Python
+
+A server needs no module. `inference_session` opens the file as onnxruntime does, and takes and gives numpy arrays:
+
+```python
+import numpy as np, onnxruntime
+
+options = onnxruntime.SessionOptions()
+options.intra_op_num_threads = 2  # onnxruntime's threads of one request
+options.log_severity_level = 4  # what a Function raises is not printed, too
+session = exporter.inference_session("model.onnx", allow=["mypkg.ops:*"], sess_options=options, strict=True)
+
+
+def answer(x):
+    try:
+        return session.run(None, {"x": x})[0].shape
+    except exporter.RunError:
+        return "bad request"
+
+
+print(answer(np.zeros((2, 4), np.float32)), answer(np.zeros((2, 5), np.float32)))
+```
+```text
+(2, 3) bad request
+```
+
+`sess_options=` may be left out. `strict=True` refuses to open a file whose Functions have changed since the export.
+
+| the request has | what `run` raises |
+|---|---|
+| an array of another shape or dtype, or one under a name that the file lacks | `exporter.RunError`, which is of onnxruntime's own class (`InvalidArgument`), too |
+| no array for one of the inputs | `ValueError`, onnxruntime's own |
+| what a Function refuses | the Function's own exception |
+
+- **Threads.** All threads of a server may share one session. Functions hold Python's lock, so their calls take turns. In a session of one thread
+  (`intra_op_num_threads = 1`) a Function has all threads of torch; limit those by `torch.set_num_threads`.
+- **Processes.** Where a server forks workers, open the session in each worker, after the fork. A process that was forked has none of torch's threads, and
+  may wait for them without end, as eager PyTorch does.
+
 ## Train on several processes, or with a library
 
 `DistributedDataParallel` and FSDP2 take a loaded module: [examples/ddp.py](../examples/ddp.py). So do Lightning, Accelerate, transformers' Trainer
