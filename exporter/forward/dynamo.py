@@ -12,7 +12,7 @@ from exporter.files.program import Program
 from exporter.forward.arguments import check_call, check_model, check_shapes, keywords_apart
 from exporter.forward.failures import untranslated
 from exporter.forward.finish import anchor_calls, finish
-from exporter.forward.inputs import check_asked_names, check_dynamic, check_output_names, checked_axes, input_names
+from exporter.forward.inputs import check_asked_names, check_dynamic, check_output_names, checked_axes, input_names, open_axes
 from exporter.forward.longer import Example
 from exporter.forward.onnx_program import check_outputs, make_runnable
 from exporter.forward.opset import check_asked, check_opset
@@ -65,7 +65,9 @@ def export_dynamo(current: Hook, original: Any, model: Any, args: Any, f: Any = 
         if options.get("dynamic_axes"):
             names = options.get("input_names") or input_names(model, *called)
             options["dynamic_axes"] = checked_axes((given, keywords), names, options["dynamic_axes"], options.get("output_names"))
-    example = Example(model, args, options.get("kwargs"), options.get("dynamic_shapes"))
+    is_module = isinstance(model, torch.nn.Module)
+    opened = open_axes(model, *keywords_apart(model, given, keywords), options.get("dynamic_shapes")) if is_module else ()
+    example = Example(args, options.get("kwargs"), opened, fakes=True)
     with surroundings(current, verbose), held_plainly(model):
         translates(check_table(options.get("custom_translation_table")), None)
         program = judged(

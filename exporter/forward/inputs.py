@@ -17,6 +17,7 @@ from symbolics.graph.values import name_of
 from symbolics.node.metadata import read_changes
 
 __all__ = [
+    "axes_by_name",
     "check_asked_names",
     "check_dynamic",
     "check_output_names",
@@ -79,19 +80,32 @@ def dynamic_axes(
 def open_axes(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any
 ) -> Iterator[tuple[torch.Tensor, dict[int, Any]]]:
-    """Each tensor of the arguments with those of its axes that ``dynamic_shapes`` leaves open; torch alone decides of Dim.AUTO.
-
-    Raises:
-        TypeError: The arguments do not fit forward.
-    """
-    arguments = signature_of(model).bind(*args, **kwargs).arguments
+    """Each tensor of the arguments with those of its axes that ``dynamic_shapes`` leaves open; torch alone decides of Dim.AUTO."""
+    try:
+        arguments = signature_of(model).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):  # what does not fit is told by eager mode
+        return
     if isinstance(shapes, (tuple, list)):
         shapes = dict(zip(arguments, shapes, strict=False))
     for name, value in arguments.items():
-        for _, tensor, spec in _leaves(name, value, (shapes or {}).get(name)):
+        for _, tensor, spec in _leaves(name, value, shapes.get(name) if isinstance(shapes, dict) else None):
             dims = spec.items() if isinstance(spec, dict) else enumerate(spec if isinstance(spec, (tuple, list)) else ())
             closed = (None, torch.export.Dim.AUTO, torch.export.Dim.STATIC)
             yield tensor, {axis: dim for axis, dim in dims if dim not in closed and not isinstance(dim, int)}
+
+
+def axes_by_name(arguments: Any, names: Sequence[str] | None, axes: Any) -> Iterator[tuple[torch.Tensor, dict[int, Any]]]:
+    """The same for ``dynamic_axes``, which has names of inputs; an axis that has no name there has its number.
+
+    Args:
+        arguments: The example arguments.
+        names: The names of the inputs, in their order.
+        axes: ``dynamic_axes``, checked.
+    """
+    tensors = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+    for tensor, name in zip(tensors, names or ()):
+        dims = (axes or {}).get(name) or ()
+        yield tensor, dict(dims) if isinstance(dims, dict) else {axis: axis for axis in dims}
 
 
 def checked_axes(arguments: Any, names: Sequence[str] | None, axes: Any, outputs: Sequence[str] | None = None) -> Any:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from exporter.forward.arguments import keywords_apart
-from exporter.forward.inputs import open_axes
 from symbolics.capture.recorder import active_recorder
 from symbolics.errors import ExportError
 from symbolics.users import warn
@@ -25,15 +23,19 @@ class Example:
 
     Attributes:
         args, kwargs: Those to export with.
+        fakes: Whether the exporter has shapes and dtypes from the fake kernels of operators.
     """
 
-    def __init__(self, model: Any, args: Any, kwargs: Any, shapes: Any) -> None:
+    def __init__(self, args: Any, kwargs: Any, opened: Iterable[tuple[torch.Tensor, Mapping[int, Any]]], *, fakes: bool) -> None:
         """Args:
-        model, args, kwargs: The model and its example arguments.
-        shapes: ``dynamic_shapes``, checked.
+        args, kwargs: The example arguments.
+        opened: Each tensor of them with its open axes: axis -> what ``dynamic_shapes`` has for it.
+        fakes: As the attribute.
         """
         self.args, self.kwargs = self._own = args, kwargs
-        self._longer = _longer(model, args, kwargs, shapes) if isinstance(model, torch.nn.Module) and shapes else None
+        self.fakes = fakes
+        grown = _grown(opened)
+        self._longer = pytree.tree_map(lambda leaf: grown.get(id(leaf), leaf), (args, kwargs)) if grown else None
 
     def exported(self, export: Callable[[], Any]) -> Any:
         """Export, and once more with longer axes where torch.export has taken a size of 1 for fixed, or failed.
@@ -65,8 +67,8 @@ class Example:
                 longer, found = _quietly(export), recorder.capture
                 if not (found.ones or found.strict or found.branches) and (failure or _alike(first, found)):
                     return longer
-            except Exception as error:
-                failure = failure or error if result is None else None
+            except Exception:
+                pass  # the first holds
             self.args, self.kwargs = self._own
             if failure is not None:
                 recorder.capture = first
@@ -79,8 +81,8 @@ class Example:
             )
         if first.ones:
             warn(
-                f"the example's size of an open axis is 1, and torch.export has taken it for fixed ({first.ones[0]}): the file may be wrong at other sizes: export "
-                "with an example whose open axes are 2 or longer."
+                f"the example's size of an open axis is 1, and {first.ones[0]}: the file may be wrong at other sizes: export with an example whose open axes "
+                "are 2 or longer."
             )
         return result
 
@@ -98,14 +100,9 @@ def _alike(one: Any, other: Any) -> bool:
     return [(dtype, len(dims)) for dtype, dims in one.results] == [(dtype, len(dims)) for dtype, dims in other.results]
 
 
-def _longer(model: torch.nn.Module, args: Any, kwargs: Any, shapes: Any) -> tuple[Any, Any] | None:
-    """The arguments, repeated along their open axes of size 1; None where there is none, or where their sizes hang on one another."""
-    try:
-        opened = list(
-            open_axes(model, *keywords_apart(model, (args,) if isinstance(args, torch.Tensor) else tuple(args or ()), kwargs), shapes)
-        )
-    except TypeError:  # the exporter says what does not fit
-        return None
+def _grown(opened: Iterable[tuple[torch.Tensor, Mapping[int, Any]]]) -> dict[int, torch.Tensor]:
+    """The tensors that have open axes of size 1, repeated along these, by the identity of the tensor; none where sizes are limited to 1."""
+    opened = list(opened)
     taken = {size for tensor, _ in opened for size in tensor.shape}
     free = (length for length in _LENGTHS if length not in taken)
     found: dict[Any, int] = {}
@@ -115,14 +112,11 @@ def _longer(model: torch.nn.Module, args: Any, kwargs: Any, shapes: Any) -> tupl
             if tensor.shape[axis] != 1:
                 continue
             if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
-                return None
+                return {}
             key = dim if isinstance(dim, str) else getattr(dim, "__name__", axis)
             length = found.get(key) or next(free, None)
             if length is None or getattr(dim, "min", None) not in (None, 0, 1) or length > (getattr(dim, "max", None) or length):
-                return None
+                return {}
             found[key] = length
-            rows = grown.get(id(tensor), tensor)
-            grown[id(tensor)] = torch.cat([rows.detach()] * length, axis).requires_grad_(tensor.requires_grad)
-    if not grown:
-        return None
-    return pytree.tree_map(lambda leaf: grown.get(id(leaf), leaf), (args, kwargs))
+            grown[id(tensor)] = torch.cat([grown.get(id(tensor), tensor).detach()] * length, axis).requires_grad_(tensor.requires_grad)
+    return grown

@@ -153,8 +153,8 @@ def judged(
     kwargs: Any,
     export: Callable[[], Any],
     *,
+    example: Example,
     training: bool | None = None,
-    example: Example | None = None,
 ) -> Any:
     """Export, and let eager's own graph judge the file.
 
@@ -166,7 +166,7 @@ def judged(
         model, args, kwargs: The model and its example arguments.
         export: Makes ``current.program``.
         training: The mode that the export puts the model into; None for its own.
-        example: What torch.export exports with, which has shapes and dtypes from the fake kernels of operators; None of TorchScript.
+        example: What the exporter exports with.
 
     Raises:
         ExportError: A Function that gradients flow through in eager mode is not in the file.
@@ -196,12 +196,12 @@ def _judged(
     kwargs: Any,
     export: Callable[[], Any],
     training: bool | None,
-    example: Example | None,
+    example: Example,
     history: History,
 ) -> Any:
-    current.program, fakes = None, example is not None
+    current.program = None
     with history.watched():
-        eager = _eager_graph(current, model, args, kwargs, training, fakes)
+        eager = _eager_graph(current, model, args, kwargs, training, example.fakes)
     history.check()
     export = history.hidden(export)
     eager.check_saved_tensors()
@@ -216,11 +216,11 @@ def _judged(
         export = attributes_unchanged(eager.modules)(export)
     result, lost = None, []
     try:
-        result = export() if example is None else example.exported(export)
+        result = example.exported(export)
         lost = _lost(current, eager)
     except Exception as error:
         eager.explain(error)
-        if (own := of_torch(error, dynamo=fakes, others=recorder.capture.untranslated)) is error:
+        if (own := of_torch(error, dynamo=example.fakes, others=recorder.capture.untranslated)) is error:
             raise
         raise own from error
     finally:

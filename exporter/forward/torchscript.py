@@ -19,7 +19,16 @@ from exporter.forward.arguments import check_call, check_model
 from exporter.forward.eager_failure import eager_failure
 from exporter.forward.failures import of_torch
 from exporter.forward.finish import finish
-from exporter.forward.inputs import check_asked_names, check_output_names, checked_axes, dynamic_sizes, input_names, without_numbers
+from exporter.forward.inputs import (
+    axes_by_name,
+    check_asked_names,
+    check_output_names,
+    checked_axes,
+    dynamic_sizes,
+    input_names,
+    without_numbers,
+)
+from exporter.forward.longer import Example
 from exporter.forward.open_axes import say_of_open_axes
 from exporter.forward.opset import check_asked
 from exporter.forward.plain_tensors import held_plainly
@@ -71,12 +80,18 @@ def export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: A
         if isinstance(model, torch.jit.ScriptModule):
             _translate_scripted(current, original, model, args, keywords, **options)
             return _handed_out(current, f, asked)
+        names = options.get("input_names") or input_names(model, args, keywords)
+        opened = axes_by_name(
+            (args, keywords), names, checked_axes((args, keywords), names, options.get("dynamic_axes"), options.get("output_names"))
+        )
+        example = Example(args, keywords, opened, fakes=False)
         judged(
             current,
             model,
             args,
             keywords,
-            lambda: _translate_torchscript(current, original, model, args, keywords, **options),
+            lambda: _translate_torchscript(current, original, model, example.args, example.kwargs, **options),
+            example=example,
             training=True if options["training"] == torch.onnx.TrainingMode.TRAINING else None,
         )
     _handed_out(current, f, asked)
@@ -168,6 +183,8 @@ def _translate_torchscript(
         assert trace is not None
         examples = dynamic_sizes((args, keywords), options["input_names"], options.get("dynamic_axes"))
         trace.sizes.dynamic = set(examples.values())
+        if current.portable and 1 in trace.sizes.dynamic:
+            recorder.capture.ones = ["a trace cannot tell it from sizes that are always 1, which portable Functions may ask for"]
         trace.state = named
         with (
             all_buffers_named(model, named, trace.pairs if recorder.chosen.calls.items else None),

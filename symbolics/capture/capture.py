@@ -53,7 +53,7 @@ class Capture:
         flags, held: The requires_grad flags that the forward has taken away; its parameters and buffers, wherever they are held.
         branches: The lines of branches that a size decides, of which it has been said.
         strict: Whether torch could capture the model only with Dynamo.
-        ones: The conditions by which torch.export takes open sizes for 1, as the example has them.
+        ones: Why the file may hold only where open axes have size 1, as in the example.
     """
 
     sites: Callsites = field(default_factory=Callsites)

@@ -132,7 +132,7 @@ def _assumed_before(env: Any, condition: Any, answer: bool | int | float) -> boo
             at = {**hints, size: small}
             if (small < lowest and not whole) or condition.subs(at) == answer:
                 continue
-            broken = [one for one in asserts if size in one.free_symbols and one.subs(at) == False]  # noqa: E712 (a truth of sympy)
+            broken = [one for one in asserts if size in one.free_symbols and _fails(one, at)]
             if (broken or whole) and all(getattr(one, "rel_op", None) == "!=" for one in broken):
                 return True
     return False
@@ -146,7 +146,16 @@ def sizes_taken_for_one(program: torch.export.ExportedProgram) -> list[str]:
     hints = env.backed_var_to_val
     asserts = [one.expr for some in env.deferred_runtime_asserts.values() for one in some]
     ones = [size for size, hint in hints.items() if hint == 1]
-    return [str(one) for one in asserts if any(size in one.free_symbols and one.subs({**hints, size: 2}) == False for size in ones)]  # noqa: E712
+
+    def only_there(condition: Any) -> bool:
+        return any(size in condition.free_symbols and _fails(condition, {**hints, size: 2}) for size in ones)
+
+    return [f"torch.export has taken it for fixed ({one})" for one in asserts if only_there(one)]
+
+
+def _fails(condition: Any, sizes: dict[Any, Any]) -> bool:
+    """Whether a condition is known to be false at these sizes; it may have other symbols."""
+    return str(condition.subs(sizes)) == "False"
 
 
 def _symbols(value: Any) -> list[Any]:

@@ -184,41 +184,6 @@ def test_answers_of_sizes_watched():
     assert [getattr(kind, name) for kind, name in methods] == originals
 
 
-def _oblivious(function, *size):
-    """The program of an export as torch.onnx asks for it first: sizes of 0 and 1 are none of their own."""
-
-    class Probe(torch.nn.Module):
-        def forward(self, x):
-            return function(x)
-
-    import torch.fx.experimental._config as config
-
-    opened = ({0: torch.export.Dim.DYNAMIC},)
-    with config.patch(backed_size_oblivious=True):
-        return torch.export.export(
-            Probe(), (torch.randn(*size),), dynamic_shapes=opened, strict=False, prefer_deferred_runtime_asserts_over_guards=True
-        )
-
-
-def test_answers_of_sizes_that_torch_has_assumed_before():
-    asked = []
-
-    def probe(x):
-        y = x.t().contiguous()
-        with private.answers_of_sizes_watched(lambda frame, condition, answer: asked.append(answer)):
-            return y.sum() + (1 if x.shape[0] != 1 else 2)
-
-    _oblivious(probe, 3, 4)
-    assert asked == [True], "torch.export keeps its assumptions on sizes in other places (ShapeEnv.deferred_runtime_asserts, var_to_range)"
-
-
-def test_sizes_taken_for_one():
-    assert private.sizes_taken_for_one(_oblivious(lambda x: x.t() @ x.t().mT, 1, 4)) == [], "a product of fixed sizes has been assumed"
-    taken = private.sizes_taken_for_one(_oblivious(lambda x: x[None] @ x.t()[None], 1, 4))
-    assert len(taken) == 1, "torch.export keeps its assumptions on sizes in another place, or assumes no size to be 1 any more"
-    assert private.sizes_taken_for_one(_oblivious(lambda x: x[None] @ x.t()[None], 3, 4)) == []
-
-
 def test_allow_in_dynamo():
     from torch._dynamo import trace_rules
 

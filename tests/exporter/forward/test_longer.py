@@ -15,6 +15,22 @@ from tests.zoo.functions import SavesOutput
 OPEN = {"x": {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}}
 
 
+class Stretched(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.save_for_backward(x, scale)
+        return x * scale
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, scale = ctx.saved_tensors
+        summed = grad * x
+        for axis, size in enumerate(scale.shape):
+            if size == 1:
+                summed = summed.sum(axis, keepdim=True)
+        return grad * scale, summed
+
+
 class Net(nn.Module):
     def __init__(self, function, *modules):
         super().__init__()
@@ -76,6 +92,32 @@ def test_a_step_of_such_an_example_trains_at_others():
     trainer.step({"x": x})
     model(x).square().mean().backward()
     torch.testing.assert_close(before - trainer.state_dict()["parts.0.weight"], model.parts[0].weight.grad)
+
+
+class Scaled(nn.Module):
+    """A Function that sums along axes of size 1: what they are in the example says nothing of an open one."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(1, 1, 8) + 0.5)
+
+    def forward(self, x):
+        x = Stretched.apply(x, x.mean(1, keepdim=True))
+        return Stretched.apply(x, self.scale)
+
+
+@pytest.mark.parametrize("size", [(1, 5, 8), (4, 1, 8), (1, 1, 8)], ids=str)
+def test_portable_functions(size, dynamo):
+    model = Scaled()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", exporter.PythonopWarning)
+        program = exporter.export(model, (torch.randn(*size),), dynamic_shapes=OPEN, dynamo=dynamo, portable=True)
+    checked(model, program, (3, 4, 8), (1, 6, 8), (2, 1, 8), size)
+
+
+def test_a_model_of_one_row_says_that_its_portable_functions_may_hold_there_alone():
+    with pytest.warns(exporter.PythonopWarning, match="open axis is 1, and a trace cannot tell"):
+        exporter.export(Net(of_one), (torch.randn(3, 1, 8),), dynamic_shapes={"x": {1: Dim.DYNAMIC}}, dynamo=False, portable=True)
 
 
 class Split(nn.Module):
