@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import onnx_ir as ir
@@ -29,6 +30,7 @@ from symbolics.capture.translate import translations
 from symbolics.graph.boundaries import is_boundary
 from symbolics.graph.collector import without_gc
 from symbolics.graph.values import is_mark, name_of
+from symbolics.graph.walk import walk
 from symbolics.users import warn
 
 __all__ = ["anchor_translation", "export_dynamo"]
@@ -136,12 +138,20 @@ def anchor_translation(current: Hook, original: Any, *args: Any, **kwargs: Any) 
     program = original(*args, **kwargs)
     quirks.apply(quirks.WITH_BODIES, program.model)
     if recorder is not None:
+        _write_sizes(program.model.graph, private.sizes_of_one_value(args[0]))
         _copy_returned(program.model.graph, program.model.opset_imports.setdefault("", kwargs["registry"].opset_version))
         if program.exported_program is not None:
             _give_out_buffers(program.model.graph, program.exported_program.graph_signature, recorder)
         _name_marked(program.model.graph)
         recorder.capture.anchored = anchor_calls(program.model.graph)
     return program
+
+
+def _write_sizes(graph: ir.Graph, sizes: Mapping[str, int]) -> None:
+    """Put numbers in the place of open sizes, in the shapes of all values."""
+    for value in (*graph.inputs, *(value for node in walk(graph) for value in node.outputs)) if sizes else ():
+        if value.shape is not None and any(str(dim) in sizes for dim in value.shape):
+            value.shape = ir.Shape([sizes.get(str(dim), dim) for dim in value.shape])
 
 
 def _copy_returned(graph: ir.Graph, opset: int) -> None:

@@ -6,6 +6,7 @@ a word. Of sizes that differ under one name, whoever runs the step can tell the 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
@@ -16,6 +17,7 @@ from symbolics.graph.walk import walk
 
 __all__ = ["read_of_inputs", "settle_sizes"]
 
+_ELEMENTWISE = frozenset(("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min"))
 _NAME = re.compile(r"[^\W\d]\w*")
 
 
@@ -35,7 +37,7 @@ def settle_sizes(graph: ir.Graph, shapes: Sequence[Sequence[int]], count: int, a
     opened = {name: size for value, shape in inputs[:count] for _, name, size in _open(value, shape)}
     own = {word for name in opened for word in _NAME.findall(name)}
     own.update(name for value, shape in inputs[count:] if value.name in asked for _, name, _ in _open(value, shape))
-    found: dict[str, int | str] = {}
+    found: dict[str, int | str] = {**_met(graph, {value: shape for value, shape in inputs[count:] if value.name not in asked})}
     for value, shape in inputs[count:]:
         taken = {name for _, name, _ in _open(value, shape)}
         for _, name, size in _open(value, shape):
@@ -79,6 +81,20 @@ def _only_axis(node: ir.Node, rank: int) -> int | None:
     """The axis of which a Shape tells the size, None where it tells of others, too."""
     start, end, _ = slice(attr(node, "start", 0), attr(node, "end", None)).indices(rank)
     return start if end == start + 1 else None
+
+
+def _met(graph: ir.Graph, targets: Mapping[ir.Value | None, Sequence[int]]) -> dict[str, int]:
+    """The sizes of targets that meet a fixed size of another value element by element, as in a difference from what the model returns."""
+    found = dict[str, int]()
+    for node in graph:
+        if node.op_type not in _ELEMENTWISE or node.domain:
+            continue
+        for target, other in itertools.permutations(node.inputs, 2):
+            if target not in targets or target is None or other is None or other.shape is None:
+                continue
+            dims = list(zip(reversed(target.shape or ()), reversed(targets[target]), reversed(other.shape)))
+            found |= {str(dim): size for dim, size, met in dims if isinstance(dim, ir.SymbolicDim) and dim.value and met == size > 1}
+    return found
 
 
 def _open(value: ir.Value, shape: Sequence[int]) -> Iterator[tuple[int, str, int]]:

@@ -32,6 +32,7 @@ __all__ = [
     "quiet_exporter",
     "quiet_torchscript",
     "real_tensors",
+    "sizes_of_one_value",
     "sizes_taken_for_one",
     "sizes_watched",
     "translator",
@@ -140,7 +141,7 @@ def _assumed_before(env: Any, condition: Any, answer: bool | int | float) -> boo
 
 def sizes_taken_for_one(program: torch.export.ExportedProgram) -> list[str]:
     """The conditions on open sizes that torch.export has assumed, and that hold at size 1 alone, as the example has."""
-    env = next((value.node.shape_env for node in program.graph.nodes for value in _symbols(node.meta.get("val"))), None)
+    env = _environment(program)
     if env is None:
         return []
     hints = env.backed_var_to_val
@@ -151,6 +152,17 @@ def sizes_taken_for_one(program: torch.export.ExportedProgram) -> list[str]:
         return any(size in condition.free_symbols and _fails(condition, {**hints, size: 2}) for size in ones)
 
     return [f"torch.export has taken it for fixed ({one})" for one in asserts if only_there(one)]
+
+
+def sizes_of_one_value(program: torch.export.ExportedProgram) -> dict[str, int]:
+    """The open sizes that the model takes one value of, by their symbols: a broadcast has found that they are 3, and torch leaves them open."""
+    env = _environment(program)
+    ranges = {} if env is None else env.var_to_range
+    return {str(size): int(limits.lower) for size, limits in ranges.items() if limits.lower == limits.upper and limits.lower > 1}
+
+
+def _environment(program: torch.export.ExportedProgram) -> Any:
+    return next((value.node.shape_env for node in program.graph.nodes for value in _symbols(node.meta.get("val"))), None)
 
 
 def _fails(condition: Any, sizes: dict[Any, Any]) -> bool:

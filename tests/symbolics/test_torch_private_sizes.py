@@ -7,7 +7,7 @@ import torch
 from symbolics import torch_private as private
 
 
-def _oblivious(function, *size):
+def _oblivious(function, *size, opened=torch.export.Dim.DYNAMIC):
     """The program of an export as torch.onnx asks for it first: sizes of 0 and 1 are none of their own."""
 
     class Probe(torch.nn.Module):
@@ -16,10 +16,9 @@ def _oblivious(function, *size):
 
     import torch.fx.experimental._config as config
 
-    opened = ({0: torch.export.Dim.DYNAMIC},)
     with config.patch(backed_size_oblivious=True):
         return torch.export.export(
-            Probe(), (torch.randn(*size),), dynamic_shapes=opened, strict=False, prefer_deferred_runtime_asserts_over_guards=True
+            Probe(), (torch.randn(*size),), dynamic_shapes=({0: opened},), strict=False, prefer_deferred_runtime_asserts_over_guards=True
         )
 
 
@@ -40,3 +39,9 @@ def test_sizes_taken_for_one():
     taken = private.sizes_taken_for_one(_oblivious(lambda x: x[None] @ x.t()[None], 1, 4))
     assert len(taken) == 1, "torch.export keeps its assumptions on sizes in another place, or assumes no size to be 1 any more"
     assert private.sizes_taken_for_one(_oblivious(lambda x: x[None] @ x.t()[None], 3, 4)) == []
+
+
+def test_sizes_of_one_value():
+    fixed = private.sizes_of_one_value(_oblivious(lambda x: x + torch.ones(3, 4), 3, 4, opened=torch.export.Dim.AUTO))
+    assert list(fixed.values()) == [3], "torch.export no longer keeps in var_to_range that a broadcast leaves a size one value"
+    assert private.sizes_of_one_value(_oblivious(lambda x: x + 1, 3, 4)) == {}

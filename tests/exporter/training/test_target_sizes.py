@@ -173,3 +173,18 @@ def test_a_size_that_the_model_reads_is_not_read_of_a_target(shapes, dynamo, tmp
     trainer = exporter.Trainer.load(tmp_path)
     given = torch.randn(7, 5, 8)
     torch.testing.assert_close(torch.as_tensor(next(iter(trainer.evaluate({"x": given}).values()))), model(given))
+
+
+@pytest.mark.parametrize("batch", [2, 3, 4, 6, 7])
+def test_a_fixed_size_that_could_follow_the_batch_is_fixed(batch, dynamo):
+    """2, 4, 6 and 7 have 3 beside them or in them, and 3 is the batch: what the target is compared with says which it is."""
+    step = exporter.export_training_step(
+        torch.nn.Linear(4, 3),
+        (torch.randn(batch, 4),),
+        loss=torch.nn.functional.mse_loss,
+        targets=(torch.randn(batch, 3),),
+        dynamic_shapes={"input": {0: "batch"}},
+        dynamo=dynamo,
+    )
+    target = next(value for value in step.model.graph.inputs if value.name == "target")
+    assert list(target.shape) == ["batch", 3]
