@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,9 +34,12 @@ class Example:
         fakes: As the attribute.
         """
         self.args, self.kwargs = self._own = args, kwargs
-        self.fakes = fakes
-        grown = _grown(opened)
-        self._longer = pytree.tree_map(lambda leaf: grown.get(id(leaf), leaf), (args, kwargs)) if grown else None
+        self.fakes, self._opened = fakes, list(opened)
+
+    @functools.cached_property
+    def _longer(self) -> tuple[Any, Any] | None:
+        grown = _grown(self._opened)
+        return pytree.tree_map(lambda leaf: grown.get(id(leaf), leaf), self._own) if grown else None
 
     def exported(self, export: Callable[[], Any]) -> Any:
         """Export, and once more with longer axes where torch.export has taken a size of 1 for fixed, or failed.
@@ -61,7 +65,7 @@ class Example:
         first = recorder.capture
         if failure is None and first.strict:  # torch takes what it has compiled of a recurrence in an earlier export for other open sizes
             result, first = _quietly(export), recorder.capture
-        if self._longer is not None and (failure is not None or first.ones):
+        if (failure is not None or first.ones) and self._longer is not None:
             self.args, self.kwargs = self._longer
             try:
                 longer, found = _quietly(export), recorder.capture
@@ -100,9 +104,8 @@ def _alike(one: Any, other: Any) -> bool:
     return [(dtype, len(dims)) for dtype, dims in one.results] == [(dtype, len(dims)) for dtype, dims in other.results]
 
 
-def _grown(opened: Iterable[tuple[torch.Tensor, Mapping[int, Any]]]) -> dict[int, torch.Tensor]:
+def _grown(opened: Sequence[tuple[torch.Tensor, Mapping[int, Any]]]) -> dict[int, torch.Tensor]:
     """The tensors that have open axes of size 1, repeated along these, by the identity of the tensor; none where sizes are limited to 1."""
-    opened = list(opened)
     taken = {size for tensor, _ in opened for size in tensor.shape}
     free = (length for length in _LENGTHS if length not in taken)
     found: dict[Any, int] = {}
