@@ -138,7 +138,7 @@ def anchor_translation(current: Hook, original: Any, *args: Any, **kwargs: Any) 
     program = original(*args, **kwargs)
     quirks.apply(quirks.WITH_BODIES, program.model)
     if recorder is not None:
-        _write_sizes(program.model.graph, private.sizes_of_one_value(args[0]))
+        _write_sizes(program.model.graph, private.settled_sizes(args[0]))
         _copy_returned(program.model.graph, program.model.opset_imports.setdefault("", kwargs["registry"].opset_version))
         if program.exported_program is not None:
             _give_out_buffers(program.model.graph, program.exported_program.graph_signature, recorder)
@@ -147,8 +147,8 @@ def anchor_translation(current: Hook, original: Any, *args: Any, **kwargs: Any) 
     return program
 
 
-def _write_sizes(graph: ir.Graph, sizes: Mapping[str, int]) -> None:
-    """Put numbers in the place of open sizes, in the shapes of all values."""
+def _write_sizes(graph: ir.Graph, sizes: Mapping[str, int | str]) -> None:
+    """Put numbers and names in the place of open sizes, in the shapes of all values."""
     for value in (*graph.inputs, *(value for node in walk(graph) for value in node.outputs)) if sizes else ():
         if value.shape is not None and any(str(dim) in sizes for dim in value.shape):
             value.shape = ir.Shape([sizes.get(str(dim), dim) for dim in value.shape])

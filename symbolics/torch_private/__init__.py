@@ -12,6 +12,7 @@ from symbolics.torch_private.functions import *
 from symbolics.torch_private.modules import *
 from symbolics.torch_private.operators import *
 from symbolics.torch_private.rewriting import *
+from symbolics.torch_private.sizes import *
 from symbolics.torch_private.tensors import *
 from symbolics.torch_private.threads import *
 from symbolics.torch_private.torchscript import *

@@ -22,7 +22,6 @@ __all__ = [
     "CapturedNode",
     "add_traced_node",
     "allow_in_dynamo",
-    "answers_of_sizes_watched",
     "captured_by_dynamo",
     "captures_here",
     "detect_fake_mode",
@@ -32,9 +31,6 @@ __all__ = [
     "quiet_exporter",
     "quiet_torchscript",
     "real_tensors",
-    "sizes_of_one_value",
-    "sizes_taken_for_one",
-    "sizes_watched",
     "translator",
     "untold_failures",
     "untranslated_nodes",
@@ -70,149 +66,6 @@ def real_tensors() -> Iterator[None]:
 
     with unset_fake_temporarily(), own_builtins():
         yield
-
-
-@contextlib.contextmanager
-def answers_of_sizes_watched(asked: Callable[[FrameType | None, str, bool | int | float], None]) -> Iterator[None]:
-    """While the block runs, tell of each truth and each number of a size that torch.export could only find in the example.
-
-    SymBool.__bool__, SymInt.__int__, SymInt.__index__ and SymFloat.__float__ are nowhere a public hook.
-
-    Args:
-        asked: Takes the frame that asked, what it asked for, and the answer.
-    """
-
-    def assumed(env: Any, expression: Any) -> Any:
-        if env is None:
-            return None
-        return len(env.guards), env.num_deferred_runtime_asserts, [env.var_to_range.get(size) for size in expression.free_symbols]
-
-    def watching(original: Any) -> Any:
-        def watched(self: Any) -> Any:
-            env, expression = getattr(self.node, "shape_env", None), getattr(self.node, "expr", None)
-            before = assumed(env, expression)
-            result = original(self)
-            frame = sys._getframe(1)
-            if assumed(env, expression) != before or (
-                env is not None and not _of_torch(frame) and _assumed_before(env, expression, result)
-            ):
-                asked(frame, str(expression), result)
-            return result
-
-        return watched
-
-    methods = [(torch.SymBool, "__bool__"), (torch.SymInt, "__int__"), (torch.SymInt, "__index__"), (torch.SymFloat, "__float__")]
-    originals = [getattr(kind, name) for kind, name in methods]
-    for (kind, name), original in zip(methods, originals, strict=True):
-        setattr(kind, name, watching(original))
-    try:
-        yield
-    finally:
-        for (kind, name), original in zip(methods, originals, strict=True):
-            setattr(kind, name, original)
-
-
-def _of_torch(frame: FrameType) -> bool:
-    return frame.f_globals.get("__name__", "").startswith("torch.")
-
-
-def _assumed_before(env: Any, condition: Any, answer: bool | int | float) -> bool:
-    """Whether a condition has its answer of an earlier assumption of torch: that a size is not 0 or 1, without which it could not tell the layout.
-
-    An assumption that leaves out other sizes too, as narrow() and reshape() make, is of an operator that takes no others.
-    """
-    if not isinstance(answer, bool) or not hasattr(condition, "free_symbols"):
-        return False
-    hints = env.backed_var_to_val
-    asserts = [one.expr for some in env.deferred_runtime_asserts.values() for one in some] + [guard.expr for guard in env.guards]
-    for size in condition.free_symbols.intersection(hints):
-        # torch.onnx's second attempt starts every range at 2 where no Dim says otherwise.
-        lowest = env.var_to_range[size].lower
-        whole = lowest == 2 and not _has_limits(env, size)
-        for small in (0, 1):
-            at = {**hints, size: small}
-            if (small < lowest and not whole) or condition.subs(at) == answer:
-                continue
-            broken = [one for one in asserts if size in one.free_symbols and _fails(one, at)]
-            if (broken or whole) and all(getattr(one, "rel_op", None) == "!=" for one in broken):
-                return True
-    return False
-
-
-def sizes_taken_for_one(program: torch.export.ExportedProgram) -> list[str]:
-    """The conditions on open sizes that torch.export has assumed, and that hold at size 1 alone, as the example has."""
-    env = _environment(program)
-    if env is None:
-        return []
-    hints = env.backed_var_to_val
-    asserts = [one.expr for some in env.deferred_runtime_asserts.values() for one in some]
-    ones = [size for size, hint in hints.items() if hint == 1]
-
-    def only_there(condition: Any) -> bool:
-        return any(size in condition.free_symbols and _fails(condition, {**hints, size: 2}) for size in ones)
-
-    return [f"torch.export has taken it for fixed ({one})" for one in asserts if only_there(one)]
-
-
-def sizes_of_one_value(program: torch.export.ExportedProgram) -> dict[str, int]:
-    """The open sizes that the model takes one value of, by their symbols: a broadcast has found that they are 3, and torch leaves them open."""
-    env = _environment(program)
-    ranges = {} if env is None else env.var_to_range
-    return {str(size): int(limits.lower) for size, limits in ranges.items() if limits.lower == limits.upper and limits.lower > 1}
-
-
-def _environment(program: torch.export.ExportedProgram) -> Any:
-    return next((value.node.shape_env for node in program.graph.nodes for value in _symbols(node.meta.get("val"))), None)
-
-
-def _fails(condition: Any, sizes: dict[Any, Any]) -> bool:
-    """Whether a condition is known to be false at these sizes; it may have other symbols."""
-    return str(condition.subs(sizes)) == "False"
-
-
-def _symbols(value: Any) -> list[Any]:
-    sizes = value.shape if isinstance(value, torch.Tensor) else [value]
-    return [size for size in sizes if isinstance(size, torch.SymInt)]
-
-
-def _has_limits(env: Any, size: Any) -> bool:
-    """Whether a torch.export.Dim with limits stands for a size."""
-    return any(
-        hasattr(limits, "vr") and getattr(getattr(axis, "node", None), "expr", None) == size
-        for tensor in env.tracked_fakes or ()
-        if isinstance(tensor.fake, torch.Tensor)
-        for axis, limits in zip(tensor.fake.shape, tensor.symbolic_context.constraint_sizes, strict=False)
-    )
-
-
-@contextlib.contextmanager
-def sizes_watched(shape_env: Any) -> Iterator[list[Any]]:
-    """Run forward on fake tensors without a trace in the export's own shape reasoning.
-
-    What forward asks of a size (a branch, int()) is asked again at every run of the node, so it must not become a
-    condition of the whole graph; nor are forward's own data-dependent sizes those of the op that stands for it.
-
-    Yields:
-        The sizes that forward turned into numbers: output shapes computed from those hold for the example only.
-    """
-    asked: list[Any] = []
-    if shape_env is None:
-        yield asked
-        return
-    evaluate = shape_env.evaluate_expr
-
-    def watched(expression: Any, *args: Any, **kwargs: Any) -> Any:
-        result = evaluate(expression, *args, **kwargs)
-        if expression.free_symbols and not getattr(expression, "is_Boolean", False) and not getattr(expression, "is_Relational", False):
-            asked.append(expression)
-        return result
-
-    with shape_env.ignore_fresh_unbacked_symbols(), shape_env.suppress_guards():
-        shape_env.evaluate_expr = watched
-        try:
-            yield asked
-        finally:
-            del shape_env.evaluate_expr
 
 
 @contextlib.contextmanager

@@ -41,7 +41,7 @@ def test_sizes_taken_for_one():
     assert private.sizes_taken_for_one(_oblivious(lambda x: x[None] @ x.t()[None], 3, 4)) == []
 
 
-def test_sizes_of_one_value():
-    fixed = private.sizes_of_one_value(_oblivious(lambda x: x + torch.ones(3, 4), 3, 4, opened=torch.export.Dim.AUTO))
+def test_settled_sizes():
+    fixed = private.settled_sizes(_oblivious(lambda x: x + torch.ones(3, 4), 3, 4, opened=torch.export.Dim.AUTO))
     assert list(fixed.values()) == [3], "torch.export no longer keeps in var_to_range that a broadcast leaves a size one value"
-    assert private.sizes_of_one_value(_oblivious(lambda x: x + 1, 3, 4)) == {}
+    assert private.settled_sizes(_oblivious(lambda x: x + 1, 3, 4)) == {}

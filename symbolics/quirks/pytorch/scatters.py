@@ -30,12 +30,17 @@ def _along(x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor)
     return index.reshape(view).expand_as(source)
 
 
+def _is_empty_beside(source: torch.Tensor, dim: int) -> bool:
+    """Whether a tensor has no elements, however many rows it has along an axis, which may be open."""
+    return 0 in (size for axis, size in enumerate(source.shape) if axis != dim % source.dim())
+
+
 def _index_add(x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, *, alpha: float = 1) -> torch.Tensor:
     if x.dim() == 0:
         return x + alpha * source.reshape(())
     if not private.is_tracing():
         return NotImplemented
-    if 0 in source.shape:
+    if _is_empty_beside(source, dim):
         return x.clone()
     source = source if alpha == 1 else source * alpha
     return x.scatter_add(dim, _along(x, dim, index, source), source)
@@ -74,7 +79,7 @@ def _index_reduce(
 ) -> torch.Tensor:
     if x.dim() == 0:
         return _index_reduce(x.reshape(1), 0, index.reshape(1), source.reshape(1), reduce, include_self=include_self).reshape(())
-    if 0 in source.shape:
+    if _is_empty_beside(source, dim):
         return x.clone()
     indices = _along(x, dim, index, source)
     found = _scatter_reduce(x, dim, indices, source, reduce, include_self=include_self)

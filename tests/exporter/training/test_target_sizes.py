@@ -188,3 +188,28 @@ def test_a_fixed_size_that_could_follow_the_batch_is_fixed(batch, dynamo):
     )
     target = next(value for value in step.model.graph.inputs if value.name == "target")
     assert list(target.shape) == ["batch", 3]
+
+
+class Predicts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = torch.nn.Embedding(11, 16), torch.nn.Linear(16, 11)
+
+    def forward(self, ids):
+        return self.head(self.table(ids))
+
+
+def of_all_tokens(logits, target):
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten())
+
+
+@pytest.mark.parametrize("batch", [16, 8, 5])
+@pytest.mark.parametrize("sizes", [{0: "batch"}, {0: "batch", 1: "time"}], ids=["batch", "both"])
+def test_labels_that_are_flattened_have_the_sizes_of_the_ids(batch, sizes):
+    """Torch knows of their product alone; onnxruntime's loss takes fewer labels than rows, without a word."""
+    ids = torch.randint(0, 11, (batch, 8))
+    step = exporter.export_training_step(Predicts(), (ids,), loss=of_all_tokens, targets=(ids,), dynamic_shapes={"ids": sizes})
+    target = next(value for value in step.model.graph.inputs if value.name == "target")
+    assert list(target.shape) == ["batch", sizes.get(1, 8)]
+    with pytest.raises(exporter.PythonopError, match="'ids' has 4 batch, 'target' has 2"):
+        exporter.Trainer(step).step({"ids": ids[:4], "target": ids[:2]})
