@@ -80,7 +80,7 @@ def dynamic_axes(
 def open_axes(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any
 ) -> Iterator[tuple[torch.Tensor, dict[int, Any]]]:
-    """Each tensor of the arguments with those of its axes that ``dynamic_shapes`` leaves open; torch alone decides of Dim.AUTO."""
+    """Each tensor of the arguments with those of its axes that ``dynamic_shapes`` leaves open, or to torch (Dim.AUTO)."""
     try:
         arguments = signature_of(model).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):  # what does not fit is told by eager mode
@@ -90,8 +90,7 @@ def open_axes(
     for name, value in arguments.items():
         for _, tensor, spec in _leaves(name, value, shapes.get(name) if isinstance(shapes, dict) else None):
             dims = spec.items() if isinstance(spec, dict) else enumerate(spec if isinstance(spec, (tuple, list)) else ())
-            closed = (None, torch.export.Dim.AUTO, torch.export.Dim.STATIC)
-            yield tensor, {axis: dim for axis, dim in dims if dim not in closed and not isinstance(dim, int)}
+            yield tensor, {axis: dim for axis, dim in dims if dim not in (None, torch.export.Dim.STATIC) and not isinstance(dim, int)}
 
 
 def axes_by_name(arguments: Any, names: Sequence[str] | None, axes: Any) -> Iterator[tuple[torch.Tensor, dict[int, Any]]]:

@@ -109,17 +109,22 @@ def _grown(opened: Sequence[tuple[torch.Tensor, Mapping[int, Any]]]) -> dict[int
     taken = {size for tensor, _ in opened for size in tensor.shape}
     free = (length for length in _LENGTHS if length not in taken)
     found: dict[Any, int] = {}
+    of_axis: dict[int, int] = {}
     grown: dict[int, torch.Tensor] = {}
-    for tensor, axes in opened:
-        for axis, dim in axes.items():
-            if tensor.shape[axis] != 1:
+    auto = torch.export.Dim.AUTO
+    ones = [(tensor, axis, dim) for tensor, axes in opened for axis, dim in axes.items() if tensor.shape[axis] == 1]
+    for tensor, axis, dim in sorted(ones, key=lambda one: one[2] is auto):
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+            return {}
+        if dim is auto:  # as of a target that is not named: its rows are those of the inputs
+            length = of_axis.get(axis)
+            if length is None:
                 continue
-            if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
-                return {}
+        else:
             key = dim if isinstance(dim, str) else getattr(dim, "__name__", axis)
             length = found.get(key) or next(free, None)
             if length is None or getattr(dim, "min", None) not in (None, 0, 1) or length > (getattr(dim, "max", None) or length):
                 return {}
-            found[key] = length
-            grown[id(tensor)] = torch.cat([grown.get(id(tensor), tensor).detach()] * length, axis).requires_grad_(tensor.requires_grad)
+            found[key] = of_axis[axis] = length
+        grown[id(tensor)] = torch.cat([grown.get(id(tensor), tensor).detach()] * length, axis).requires_grad_(tensor.requires_grad)
     return grown

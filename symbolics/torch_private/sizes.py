@@ -88,7 +88,7 @@ def sizes_taken_for_one(program: torch.export.ExportedProgram) -> list[str]:
         return []
     hints = env.backed_var_to_val
     asserts = [one.expr for some in env.deferred_runtime_asserts.values() for one in some]
-    ones = [size for size, hint in hints.items() if hint == 1]
+    ones = [size for size in _sizes_of_inputs(env)[0] if hints[size] == 1]
 
     def only_there(condition: Any) -> bool:
         return any(size in condition.free_symbols and _fails(condition, {**hints, size: 2}) for size in ones)
@@ -108,9 +108,10 @@ def settled_sizes(program: torch.export.ExportedProgram) -> dict[str, int | str]
     ranges, hints = env.var_to_range, env.backed_var_to_val
     found: dict[Any, Any] = {size: limits.lower for size, limits in ranges.items() if limits.lower == limits.upper and limits.lower > 1}
     named, others = _sizes_of_inputs(env)
+    of_one_row = 1 in (hints[size] for size in named)  # then what is 1 may be a row as well
     for one in (one.expr for some in env.deferred_runtime_asserts.values() for one in some):
-        free = [size for size in others if size in one.free_symbols and size not in found]
-        if not free or len(free) > 3 or getattr(one, "rel_op", None) != "==" or one.free_symbols.isdisjoint(named):
+        free = [size for size in others if size in one.free_symbols and size not in found and (hints[size] > 1 or not of_one_row)]
+        if not free or len(free) > 3 or getattr(one, "rel_op", None) != "==":
             continue
         # By the order of the axes: of a square example, the first is the first.
         values = [[*(size for size in named if hints[size] == hints[each]), hints[each]] for each in free]

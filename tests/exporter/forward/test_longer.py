@@ -94,6 +94,20 @@ def test_a_step_of_such_an_example_trains_at_others():
     torch.testing.assert_close(before - trainer.state_dict()["parts.0.weight"], model.parts[0].weight.grad)
 
 
+@pytest.mark.parametrize("target", [torch.tensor([1]), torch.randn(1, 3), torch.randn(1, 1)], ids=["label", "row", "number"])
+def test_a_step_of_one_row_says_nothing(target, dynamo):
+    """The target, which is not named, has as many rows."""
+    model = nn.Linear(6, target.shape[-1] if target.is_floating_point() else 3)
+    loss = nn.functional.mse_loss if target.is_floating_point() else nn.functional.cross_entropy
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", exporter.PythonopWarning)
+        step = exporter.export_training_step(
+            model, (torch.randn(1, 6),), loss=loss, targets=(target,), dynamic_shapes={"input": {0: "batch"}}, dynamo=dynamo
+        )
+    x, more = torch.randn(4, 6), target.expand(4, *target.shape[1:]).clone()
+    torch.testing.assert_close(exporter.Trainer(step).step({"input": x, "target": more}), loss(model(x), more).item())
+
+
 class Scaled(nn.Module):
     """A Function that sums along axes of size 1: what they are in the example says nothing of an open one."""
 
