@@ -51,4 +51,4 @@ def write(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 def stopped(x: torch.Tensor) -> torch.Tensor:
     """x, through which no gradient flows."""
-    return torch.ops.pythonop.stop_gradient(x)
+    return torch.ops.pythonop.stop_gradient(x.detach())

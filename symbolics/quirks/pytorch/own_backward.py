@@ -39,7 +39,7 @@ def _embedding(
         warn("embedding(scale_grad_by_freq=True): the gradients of the file are not divided by how often a row is read: pass False.")
     if padding_idx < 0:
         return result
-    return torch.where((indices == padding_idx).unsqueeze(-1), torch.ops.pythonop.stop_gradient(result), result)
+    return torch.where((indices == padding_idx).unsqueeze(-1), torch.ops.pythonop.stop_gradient(result.detach()), result)
 
 
 def _extremum(result: Any, x: torch.Tensor, dim: Any = None, keepdim: bool = False) -> Any:

@@ -55,3 +55,17 @@ def test_what_the_model_does_is_warned_of_at_its_line():
     with pytest.warns(torch.jit.TracerWarning, match="takes the value") as caught:
         exporter.export(Calls(lambda x: x * 2 if x.sum() > 0 else x), (ROWS,), dynamo=False)
     assert {each.filename for each in caught if issubclass(each.category, torch.jit.TracerWarning)} == {__file__}
+
+
+class TakesGradients(torch.nn.Module):
+    def forward(self, x):
+        y = torch.log1p((x * x).abs()).sum() + torch.expm1(x).sum()
+        return torch.autograd.grad(y, x, create_graph=True)[0]
+
+
+def test_a_gradient_in_forward_through_what_has_no_slope():
+    """torch warns where it has to go back through an operator of ours that has no backward; such a part is detached before."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        exporter.export(TakesGradients(), (torch.randn(3).requires_grad_(),), dynamo=False)
+    assert [str(each.message) for each in caught if "autograd kernel" in str(each.message)] == []
