@@ -135,6 +135,31 @@ def test_a_worker_trains_with_a_data_file_and_evaluates_meanwhile(tmp_path):
     assert np.isfinite(found["apart"][0]) and len(found["apart"][1]) == 9
 
 
+_FALLS_BACK = """<script type="module">
+import * as ort from "/ort/ort.webgpu.bundle.min.mjs";
+import { Trainer } from "/pythonop.mjs";
+ort.env.wasm.numThreads = 1;
+const adapter = Boolean(await navigator.gpu?.requestAdapter().catch(() => null));
+const x = new ort.Tensor("float32", new Float32Array(64).fill(0.5), [8, 8]), target = new ort.Tensor("int32", new Int32Array(8), [8]);
+const opened = async (...executionProviders) => {
+  try { return await (await Trainer.load(ort, "artifacts", { executionProviders })).step({ input: x, target }); } catch { return "refused"; }
+};
+tell([adapter, await opened("webgpu"), await opened("webgpu", "wasm"), await opened("wasm")]);
+</script>"""
+
+
+def test_without_an_adapter_wasm_behind_webgpu_goes_on(tmp_path):
+    _needed()
+    torch.manual_seed(0)
+    artifacts(tmp_path, torch.nn.Linear(8, 3), (torch.randn(8, 8), torch.randint(0, 3, (8,))), provider="webgpu")
+    places = {"/ort": package("onnxruntime-web") / "dist", "/pythonop.mjs": HELPER, "/artifacts": tmp_path}
+    adapter, alone, both, plain = told_by(_FALLS_BACK, places)
+    if adapter:
+        missing("webgpu", "this Chromium has an adapter without being asked for one")
+    assert alone == "refused"
+    assert both == plain and np.isfinite(plain)
+
+
 # The page of examples/web in a frame, used as somebody would: only by what it shows.
 _FRAME = """<iframe src="/page/index.html?steps=40" width="1100" height="900"></iframe><script>
 const frame = document.querySelector("iframe");
