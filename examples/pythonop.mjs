@@ -4,11 +4,32 @@
 
 const local = (source) => globalThis.process?.versions?.node && !/^(https?|blob|data):/.test(source);
 
+// By a name that bundlers cannot read: in a page they would look for it in vain.
+const builtin = (name) => import(/* @vite-ignore */ /* webpackIgnore: true */ `node:${name}`);
+
 async function read(path) {
-  if (local(path)) return (await import("node:fs/promises")).readFile(path);
+  if (local(path)) return (await builtin("fs/promises")).readFile(path);
   const answer = await fetch(path);
   if (!answer.ok) throw new Error(`${path}: ${answer.status} ${answer.statusText}`);
   return new Uint8Array(await answer.arrayBuffer());
+}
+
+// One thing at a time for all trainers of one onnxruntime: its WebAssembly cannot run two sessions at once.
+const turns = new WeakMap();
+
+function inTurn({ InferenceSession }, work) {
+  const turn = (turns.get(InferenceSession) ?? Promise.resolve()).then(work);
+  turns.set(InferenceSession, turn.catch(() => {}));
+  return turn;
+}
+
+async function readManifest(path) {
+  const text = new TextDecoder().decode(await read(path));
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    throw new Error(`${path} is cut off, or damaged: ${error.message}`);
+  }
 }
 
 const fits = (a, b) => a && b && a.type === b.type && `${a.dims}` === `${b.dims}`;
@@ -24,6 +45,9 @@ function check(source, { format, python, files, state, loss, targets }) {
     throw new Error(`${source}: manifest.json is damaged: it names no state, no targets or no loss`);
 }
 
+const isTensor = (value) => typeof value?.type === "string" && Array.isArray(value.dims);
+const kind = (value) => (value == null ? String(value) : `of the type ${typeof value === "object" ? value.constructor?.name : typeof value}`);
+
 // Sizes: those that the file has fixed, and those that several tensors share by a name.
 function checkSizes(inputs, batch) {
   const known = {};
@@ -31,7 +55,10 @@ function checkSizes(inputs, batch) {
     const { dims } = batch[name];
     if (dims?.length !== shape.length) throw new Error(`${name} has the shape [${dims}], the file takes [${shape}]`);
     shape.forEach((size, axis) => {
-      if (typeof size === "number" && size !== dims[axis]) throw new Error(`${name} has the shape [${dims}], the file takes [${shape}]: export with --dynamic`);
+      if (typeof size === "number" && size !== dims[axis]) {
+        const open = axis ? "" : ", or export with --dynamic for batches of any size";
+        throw new Error(`${name} has the shape [${dims}], the file takes [${shape}]: axis ${axis} is fixed, give ${size} there${open}`);
+      }
       if (typeof size !== "string" || !/^\w+$/.test(size)) return;
       const [first, number] = (known[size] ??= [name, dims[axis]]);
       if (number !== dims[axis]) throw new Error(`${first} has ${number} ${size}, ${name} has ${dims[axis]}: the file has one size ${size} for both`);
@@ -43,19 +70,22 @@ const pick = (names, values) => Object.fromEntries(names.filter((name) => name i
 const described = (state) => Object.entries(state).map(([name, { type, dims, data }]) => ({ name, type, dims, bytes: data.byteLength }));
 
 export class Trainer {
-  #last = Promise.resolve();
-
-  /** Opens the artifacts in a folder (Node) or below a URL; `options` are onnxruntime's for a session. */
+  /** Opens the artifacts in a folder (Node; a file: URL, too) or below a URL; `options` are onnxruntime's for a session. */
   static async load(ort, source, options = {}) {
-    source = String(source).replace(/\/$/, "");
-    const manifest = JSON.parse(new TextDecoder().decode(await read(`${source}/manifest.json`)));
+    source = String(source);
+    if (local(source) && source.startsWith("file:")) source = (await builtin("url")).fileURLToPath(source);
+    source = source.replace(/\/$/, "");
+    const manifest = await readManifest(`${source}/manifest.json`);
     check(source, manifest);
     const { files } = manifest;
     const place = (file) => (local(source) ? `${source}/${file}` : read(`${source}/${file}`));
-    const open = async (file) => ort.InferenceSession.create(await place(file), options);
+    const open = async (file) => {
+      const model = await place(file); // others run meanwhile
+      return inTurn(ort, () => ort.InferenceSession.create(model, options));
+    };
     const [training, evaluation, initial] = [await open(files.training), await open(files.eval), await open(files.initial)];
     const withLoss = files.eval_loss && (await open(files.eval_loss));
-    const state = { ...(await initial.run({})) };
+    const state = { ...(await inTurn(ort, () => initial.run({}))) };
     const [names, outputs] = [new Set(manifest.state.map(({ name }) => name)), new Set(training.outputNames)];
     for (const { name, next } of manifest.state)
       if (!state[name] || !training.inputNames.includes(name) || !outputs.has(next))
@@ -66,11 +96,12 @@ export class Trainer {
     return Object.assign(new Trainer(), { ort, manifest, training, evaluation, withLoss, state });
   }
 
-  /** One training step; gives the loss. A batch may also hold a learning_rate (learning_rate_1, ...) for this step, as a number. Steps run one after the other. */
+  /**
+   * One training step; gives the loss. A batch may also hold a learning_rate (learning_rate_1, ...) for this step, as a number.
+   * Steps, evaluations and restores of all trainers run one after the other, as they were called.
+   */
   step(batch) {
-    const turn = this.#last.then(() => this.#run(batch));
-    this.#last = turn.catch(() => {});
-    return turn;
+    return inTurn(this.ort, () => this.#run(batch));
   }
 
   async #run(batch) {
@@ -89,15 +120,20 @@ export class Trainer {
       if (typeof value !== "number" || !like) return value;
       return new this.ort.Tensor(like.type, like.data.constructor.of(like.type === "int64" ? BigInt(value) : value), like.dims);
     };
+    const given = Object.fromEntries(Object.entries(batch).map(([name, value]) => [name, tensor(name, value)]));
+    for (const [name, value] of Object.entries(given))
+      if (!isTensor(value)) throw new Error(`${name} is ${kind(value)}: give ${this.state[name] ? "a number or " : ""}an ort.Tensor`);
     checkSizes([...this.manifest.inputs, ...this.manifest.targets], batch);
-    return Object.fromEntries(Object.entries(batch).map(([name, value]) => [name, tensor(name, value)]));
+    return given;
   }
 
   /** The model's outputs by name, in eval mode and with what was learned so far; with targets in the batch the loss, too. */
-  async evaluate(batch) {
-    batch = this.#given(batch);
-    const session = this.withLoss && this.manifest.targets.every(({ name }) => name in batch) ? this.withLoss : this.evaluation;
-    return session.run(pick(session.inputNames, { ...this.state, ...batch }));
+  evaluate(batch) {
+    return inTurn(this.ort, () => {
+      const given = this.#given(batch);
+      const session = this.withLoss && this.manifest.targets.every(({ name }) => name in given) ? this.withLoss : this.evaluation;
+      return session.run(pick(session.inputNames, { ...this.state, ...given }));
+    });
   }
 
   /** The whole state as bytes: a line of JSON with names, types, sizes, then the values. */
@@ -109,9 +145,13 @@ export class Trainer {
     return saved;
   }
 
-  /** Goes on from what save() gave, to the same bits. */
-  restore(saved) {
+  /** Goes on from what save() gave, to the same bits; `await` it, as it waits for a step that runs. */
+  async restore(saved) {
     const bytes = new Uint8Array(saved); // a copy: a Buffer of Node shares its memory
+    return inTurn(this.ort, () => this.#restored(bytes));
+  }
+
+  #restored(bytes) {
     let at = bytes.indexOf(10) + 1;
     const head = new TextDecoder().decode(bytes.subarray(0, at)).trim();
     if (head !== JSON.stringify(described(this.state))) throw new Error("what was saved is the state of another model or optimizer");

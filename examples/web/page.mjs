@@ -171,7 +171,7 @@ function save() {
 
 async function resume() {
   const saved = JSON.parse(localStorage.getItem(KEY));
-  model.restore(decoded(saved.state));
+  await model.restore(decoded(saved.state));
   losses = saved.losses;
   showRate();
   await draw();
@@ -215,7 +215,7 @@ async function change(backend) {
   try {
     const expected = await trial();
     await open(backend);
-    model.restore(saved);
+    await model.restore(saved);
     const losses = await trial();
     if (losses.some((loss, at) => !(Math.abs(loss - expected[at]) < 1e-3))) throw new Error(`its losses are ${losses}, not ${expected}`);
     say(`Runs on ${name}, from step ${stepsMade() - 2}.`);
@@ -224,7 +224,7 @@ async function change(backend) {
     id("backend").value = "wasm";
     say(`${name} does not train this model here, so WebAssembly goes on: ${error.message ?? error}`, true);
   }
-  model.restore(saved);
+  await model.restore(saved);
   milliseconds = 0;
   await draw();
 }

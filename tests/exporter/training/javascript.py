@@ -76,11 +76,11 @@ def write_batches(folder, step, batches):
     (folder / "batches.json").write_text(json.dumps([dict(zip(names, map(_described, batch), strict=True)) for batch in batches]))
 
 
-def artifacts(folder, model, batch, *, external_data=None, **options):
+def artifacts(folder, model, batch, *, external_data=None, provider=None, **options):
     """A step; its artifacts are in the folder."""
     options.update(targets=batch[1:])
     step = export_training_step(model, batch[:1], loss=F.cross_entropy, optimizer="adamw", hyperparameters={"lr": 0.01}, **options)
-    write_artifacts(step, export_evaluation(model, batch[:1], **options), folder, external_data=external_data)
+    write_artifacts(step, export_evaluation(model, batch[:1], **options), folder, external_data=external_data, provider=provider)
     return step
 
 

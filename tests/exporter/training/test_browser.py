@@ -96,6 +96,70 @@ def test_a_browser_trains_what_node_trains(tmp_path):
     np.testing.assert_allclose(browser["output"], expected.ravel(), rtol=1e-4, atol=1e-5)
 
 
+_WORKER = """
+import * as ort from "/ort/ort.wasm.bundle.min.mjs";
+import { Trainer } from "/pythonop.mjs";
+ort.env.wasm.numThreads = 1;
+try {
+  const externalData = [{ path: "NAME", data: new Uint8Array(await (await fetch("/artifacts/NAME")).arrayBuffer()) }];
+  const model = await Trainer.load(ort, new URL("/artifacts", location.origin).href, { externalData });
+  const batch = (rows) => ({
+    input: new ort.Tensor("float32", Float32Array.from({ length: 8 * rows }, (_, at) => Math.sin(at * rows)), [rows, 8]),
+    target: new ort.Tensor("int64", BigInt64Array.from({ length: rows }, (_, at) => BigInt(at % 3)), [rows]),
+  });
+  const start = model.save(), output = async (answer) => Array.from(Object.values(await answer)[0].data);
+  const apart = [await model.step(batch(8)), await output(model.evaluate({ input: batch(3).input }))];
+  await model.restore(start);
+  const together = await Promise.all([model.step(batch(8)), output(model.evaluate({ input: batch(3).input }))]);
+  postMessage({ apart, together });
+} catch (error) { postMessage({ failed: String(error.stack) }); }
+"""
+
+
+def test_a_worker_trains_with_a_data_file_and_evaluates_meanwhile(tmp_path):
+    """What the page says of Web Workers, of `externalData`, and of calls that wait for each other."""
+    _needed()
+    torch.manual_seed(0)
+    x, target = torch.randn(8, 8), torch.randint(0, 3, (8,))
+    folder = tmp_path / "artifacts"
+    model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Linear(64, 3))
+    artifacts(folder, model, (x, target), dynamic_shapes=({0: "batch"},), external_data=True)
+    (data,) = folder.glob("*.data")
+    (tmp_path / "worker.mjs").write_text(_WORKER.replace("NAME", data.name))
+    places = {
+        "/ort": package("onnxruntime-web") / "dist", "/pythonop.mjs": HELPER, "/artifacts": folder, "/worker.mjs": tmp_path / "worker.mjs",
+    }  # fmt: skip
+    page = """<script type="module">new Worker("/worker.mjs", { type: "module" }).onmessage = ({ data }) => tell(data);</script>"""
+    found = told_by(page, places)
+    assert found["together"] == found["apart"]
+    assert np.isfinite(found["apart"][0]) and len(found["apart"][1]) == 9
+
+
+_FALLS_BACK = """<script type="module">
+import * as ort from "/ort/ort.webgpu.bundle.min.mjs";
+import { Trainer } from "/pythonop.mjs";
+ort.env.wasm.numThreads = 1;
+const adapter = Boolean(await navigator.gpu?.requestAdapter().catch(() => null));
+const x = new ort.Tensor("float32", new Float32Array(64).fill(0.5), [8, 8]), target = new ort.Tensor("int32", new Int32Array(8), [8]);
+const opened = async (...executionProviders) => {
+  try { return await (await Trainer.load(ort, "artifacts", { executionProviders })).step({ input: x, target }); } catch { return "refused"; }
+};
+tell([adapter, await opened("webgpu"), await opened("webgpu", "wasm"), await opened("wasm")]);
+</script>"""
+
+
+def test_without_an_adapter_wasm_behind_webgpu_goes_on(tmp_path):
+    _needed()
+    torch.manual_seed(0)
+    artifacts(tmp_path, torch.nn.Linear(8, 3), (torch.randn(8, 8), torch.randint(0, 3, (8,))), provider="webgpu")
+    places = {"/ort": package("onnxruntime-web") / "dist", "/pythonop.mjs": HELPER, "/artifacts": tmp_path}
+    adapter, alone, both, plain = told_by(_FALLS_BACK, places)
+    if adapter:
+        missing("webgpu", "this Chromium has an adapter without being asked for one")
+    assert alone == "refused"
+    assert both == plain and np.isfinite(plain)
+
+
 # The page of examples/web in a frame, used as somebody would: only by what it shows.
 _FRAME = """<iframe src="/page/index.html?steps=40" width="1100" height="900"></iframe><script>
 const frame = document.querySelector("iframe");

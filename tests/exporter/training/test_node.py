@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import http.server
 import json
+import re
 import threading
 
 import numpy as np
@@ -25,6 +26,7 @@ from tests.exporter.training.javascript import (
     evaluated,
     in_node,
     network,
+    package,
     restored,
     run_node,
     spiking_task,
@@ -166,6 +168,79 @@ def test_node_says_what_it_cannot_use(tmp_path):
     (folders["linear"] / "manifest.json").write_text(json.dumps({**manifest, "format": 2}))
     with pytest.raises(AssertionError, match="has format 2, this module reads format 1"):
         in_node(tmp_path, folders["linear"], 0, 1)
+    (folders["linear"] / "manifest.json").write_text(json.dumps(manifest)[:-40])
+    with pytest.raises(AssertionError, match="linear/manifest.json is cut off, or damaged: "):
+        in_node(tmp_path, folders["linear"], 0, 1)
+
+
+def test_node_reads_artifacts_from_a_url_of_a_file(tmp_path):
+    """As `new URL("artifacts", import.meta.url)` is one; with a blank, which such a URL escapes."""
+    torch.manual_seed(0)
+    folder = tmp_path / "a folder"
+    batches = [(torch.randn(8, 8), torch.randint(0, 3, (8,)))]
+    step = artifacts(folder, nn.Linear(8, 3), batches[0])
+    write_batches(tmp_path, step, batches)
+    assert in_node(tmp_path, folder.as_uri(), 0, 1) == in_node(tmp_path, folder, 0, 1)
+
+
+def test_bundlers_find_nothing_of_node_in_the_trainer():
+    """esbuild refuses a literal import of what a page does not have, also where it is never reached."""
+    source = HELPER.read_text()
+    assert not re.search(r"""(import|require)\s*\(?\s*["']|from\s*["']""", source)
+    assert "`node:${name}`" in source
+
+
+# [pythonop.mjs, folder, package of npm]: what is started together is what it is one after the other.
+_TURNS = """
+import { createRequire } from "node:module";
+const [helper, source, name] = process.argv.slice(2);
+const { Trainer } = await import(helper);
+const ort = createRequire(process.cwd() + "/")(name);
+if (ort.env.wasm) ort.env.wasm.numThreads = 1;
+const batch = (rows) => ({
+  input: new ort.Tensor("float32", Float32Array.from({ length: 8 * rows }, (_, at) => Math.sin(at * rows)), [rows, 8]),
+  target: new ort.Tensor("int64", BigInt64Array.from({ length: rows }, (_, at) => BigInt(at % 3)), [rows]),
+});
+const { input } = batch(3);
+const output = async (answer) => Array.from(Object.values(await answer)[0].data);
+const options = name === "onnxruntime-web" ? { executionProviders: ["wasm"] } : {};
+const model = await Trainer.load(ort, source, options);
+const start = model.save(), same = (saved) => Buffer.compare(model.save(), saved) === 0;
+const apart = [await model.step(batch(8)), await output(model.evaluate({ input })), await model.step(batch(5))];
+const end = model.save();
+await model.restore(start);
+const back = same(start);
+const together = await Promise.all([model.step(batch(8)), output(model.evaluate({ input })), model.step(batch(5))]);
+const reached = same(end);
+
+const running = model.step(batch(8)), restoring = model.restore(start);
+await Promise.all([running, restoring]);
+const held = same(start);
+
+const other = await Trainer.load(ort, source, options);
+const two = await Promise.all([model.step(batch(8)), output(other.evaluate({ input })), Trainer.load(ort, source, options), other.step(batch(8))]);
+const failed = await Promise.allSettled([model.step({ ...batch(8), input: null }), other.step(batch(8))]);
+console.log(JSON.stringify({ apart, together, back, reached, held, two: [two[0], two[3]], failed: failed.map(({ status }) => status) }));
+"""
+
+
+@pytest.mark.parametrize("name", ["onnxruntime-node", "onnxruntime-web"])
+def test_what_is_started_together_waits_for_its_turn(name, tmp_path):
+    """Steps, evaluations and restores of all trainers; WebAssembly cannot run two sessions at once."""
+    package(name)
+    torch.manual_seed(0)
+    batch = (torch.randn(8, 8), torch.randint(0, 3, (8,)))
+    artifacts(tmp_path / "linear", nn.Linear(8, 3), batch, dynamic_shapes=({0: "batch"},))
+    (tmp_path / "turns.mjs").write_text(_TURNS)
+    done = run_node(tmp_path / "turns.mjs", HELPER.as_uri(), tmp_path / "linear", name)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["back"] and found["reached"]
+    assert found["together"] == found["apart"]
+    assert found["held"], "the running step went over the restored state"
+    first = found["apart"][0]
+    assert found["two"] == [first, first]
+    assert found["failed"] == ["rejected", "fulfilled"]
 
 
 # [pythonop.mjs, folder, x and targets as JSON]: four steps without waiting for one, the same one after the other, and what is refused.
@@ -184,10 +259,13 @@ const apart = [];
 for (const learning_rate of rates)
   apart.push(await two.step({ ...batch, learning_rate: new ort.Tensor("float32", Float32Array.of(learning_rate), []) }));
 const said = [];
+const sixteen = new ort.Tensor("int64", BigInt64Array.from([...target, ...target], BigInt), [16]);
 const fewer = new ort.Tensor("int64", BigInt64Array.from(target.slice(0, 5), BigInt), [5]);
 for (const wrong of [
   () => one.step({ ...batch, learning_rat: 0.1 }), () => one.evaluate({ inptu: batch.input }), () => one.restore(one.save().slice(0, -1)),
   () => one.step({ ...batch, target: fewer }), () => one.step({ ...batch, input: batch.input.reshape([64]) }),
+  () => one.step({ ...batch, input: batch.input.reshape([16, 4]), target: sixteen }), () => one.step({ ...batch, input: Float32Array.from(x) }),
+  () => one.evaluate({ input: null }), () => one.step({ ...batch, learning_rate: "0.1" }),
 ])
   try { await wrong(); said.push(""); } catch (error) { said.push(error.message); }
 const after = await one.step(batch);
@@ -197,7 +275,7 @@ console.log(JSON.stringify({ together, apart, said, after, evaluated }));
 
 
 SAID = {
-    False: "target has the shape [5], the file takes [8]: export with --dynamic",
+    False: "target has the shape [5], the file takes [8]: axis 0 is fixed, give 8 there, or export with --dynamic for batches of any size",
     True: "input has 8 batch, target has 5: the file has one size batch for both",
 }
 
@@ -214,12 +292,17 @@ def test_node_takes_its_turns_and_says_what_it_does_not_know(by_name, tmp_path):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["together"] == found["apart"] and len(set(found["apart"])) == 3  # the rate of 0 changes nothing
-    rate, name, cut, sizes, axes = found["said"]
+    rate, name, cut, sizes, axes, feature, bare, null, text = found["said"]
     assert rate == "the file has no input learning_rat: it takes input,target"
     assert name == "the file has no input inptu: it takes input,target"
     assert "cut off" in cut
     assert sizes == SAID[by_name]
     assert axes == f"input has the shape [64], the file takes [{'batch' if by_name else 8},8]"
+    if by_name:
+        assert feature == "input has the shape [16,4], the file takes [batch,8]: axis 1 is fixed, give 8 there"
+    assert bare == "input is of the type Float32Array: give an ort.Tensor"
+    assert null == "input is null: give an ort.Tensor"
+    assert text == "learning_rate is of the type string: give a number or an ort.Tensor"
     assert np.isfinite(found["after"]) and found["evaluated"] == [8, 3]
 
 
