@@ -70,7 +70,7 @@ def _assumed_before(env: Any, condition: Any, answer: bool | int | float) -> boo
     for size in condition.free_symbols.intersection(hints):
         # torch.onnx's second attempt starts every range at 2 where no Dim says otherwise.
         lowest = env.var_to_range[size].lower
-        whole = lowest == 2 and not _has_limits(env, size)
+        whole = lowest == 2 and not hasattr(_sizes_of_inputs(env).get(size), "vr")
         for small in (0, 1):
             at = {**hints, size: small}
             if (small < lowest and not whole) or condition.subs(at) == answer:
@@ -88,7 +88,7 @@ def sizes_taken_for_one(program: torch.export.ExportedProgram) -> list[str]:
         return []
     hints = env.backed_var_to_val
     asserts = [one.expr for some in env.deferred_runtime_asserts.values() for one in some]
-    ones = [size for size in _sizes_of_inputs(env)[0] if hints[size] == 1]
+    ones = [size for size, limits in _sizes_of_inputs(env).items() if limits is not None and hints[size] == 1]
 
     def only_there(condition: Any) -> bool:
         return any(size in condition.free_symbols and _fails(condition, {**hints, size: 2}) for size in ones)
@@ -107,7 +107,9 @@ def settled_sizes(program: torch.export.ExportedProgram) -> dict[str, int | str]
         return {}
     ranges, hints = env.var_to_range, env.backed_var_to_val
     found: dict[Any, Any] = {size: limits.lower for size, limits in ranges.items() if limits.lower == limits.upper and limits.lower > 1}
-    named, others = _sizes_of_inputs(env)
+    sizes = _sizes_of_inputs(env)
+    named = [size for size, limits in sizes.items() if limits is not None]
+    others = [size for size, limits in sizes.items() if limits is None]
     of_one_row = 1 in (hints[size] for size in named)  # then what is 1 may be a row as well
     for one in (one.expr for some in env.deferred_runtime_asserts.values() for one in some):
         free = [size for size in others if size in one.free_symbols and size not in found and (hints[size] > 1 or not of_one_row)]
@@ -122,15 +124,15 @@ def settled_sizes(program: torch.export.ExportedProgram) -> dict[str, int | str]
     return {str(size): str(value) if value in named else int(value) for size, value in found.items()}
 
 
-def _sizes_of_inputs(env: Any) -> tuple[dict[Any, None], dict[Any, None]]:
-    """The open sizes that somebody named or gave a Dim, and the others, both in the order of the inputs and their axes."""
-    named, others = dict[Any, None](), dict[Any, None]()
+def _sizes_of_inputs(env: Any) -> dict[Any, Any]:
+    """The open sizes of the inputs, in the order of these and of their axes: size -> what a name or Dim says of it, None where there is none."""
+    found: dict[Any, Any] = {}
     for tensor in env.tracked_fakes or ():
         if isinstance(tensor.fake, torch.Tensor):
             for axis, limits in zip(tensor.fake.shape, tensor.symbolic_context.constraint_sizes, strict=False):
                 if isinstance(axis, torch.SymInt) and axis.node.expr in env.backed_var_to_val:
-                    (others if limits is None else named)[axis.node.expr] = None
-    return named, others
+                    found[axis.node.expr] = found.get(axis.node.expr) or limits
+    return found
 
 
 def _environment(program: torch.export.ExportedProgram) -> Any:
@@ -145,16 +147,6 @@ def _fails(condition: Any, sizes: dict[Any, Any]) -> bool:
 def _symbols(value: Any) -> list[Any]:
     sizes = value.shape if isinstance(value, torch.Tensor) else [value]
     return [size for size in sizes if isinstance(size, torch.SymInt)]
-
-
-def _has_limits(env: Any, size: Any) -> bool:
-    """Whether a torch.export.Dim with limits stands for a size."""
-    return any(
-        hasattr(limits, "vr") and getattr(getattr(axis, "node", None), "expr", None) == size
-        for tensor in env.tracked_fakes or ()
-        if isinstance(tensor.fake, torch.Tensor)
-        for axis, limits in zip(tensor.fake.shape, tensor.symbolic_context.constraint_sizes, strict=False)
-    )
 
 
 @contextlib.contextmanager
