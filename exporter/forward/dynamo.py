@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import onnx_ir as ir
@@ -29,8 +28,8 @@ from symbolics.capture.recorder import Recorder, active_recorder
 from symbolics.capture.translate import translations
 from symbolics.graph.boundaries import is_boundary
 from symbolics.graph.collector import without_gc
+from symbolics.graph.shapes import write_sizes
 from symbolics.graph.values import is_mark, name_of
-from symbolics.graph.walk import walk
 from symbolics.users import warn
 
 __all__ = ["anchor_translation", "export_dynamo"]
@@ -61,21 +60,20 @@ def export_dynamo(current: Hook, original: Any, model: Any, args: Any, f: Any = 
         options["verbose"] = False
     given = () if args is None else (args,) if isinstance(args, torch.Tensor) else tuple(args)
     keywords = options.get("kwargs") or {}
+    called = keywords_apart(model, given, keywords)
     if not isinstance(model, torch.export.ExportedProgram):
-        called = keywords_apart(model, given, keywords)
         options["dynamic_shapes"] = check_shapes(model, *called, options.get("dynamic_shapes"))
         if options.get("dynamic_axes"):
             names = options.get("input_names") or input_names(model, *called)
             options["dynamic_axes"] = checked_axes((given, keywords), names, options["dynamic_axes"], options.get("output_names"))
-    is_module = isinstance(model, torch.nn.Module)
-    opened = open_axes(model, *keywords_apart(model, given, keywords), options.get("dynamic_shapes")) if is_module else ()
+    opened = open_axes(model, *called, options.get("dynamic_shapes")) if isinstance(model, torch.nn.Module) else ()
     example = Example(args, options.get("kwargs"), opened, fakes=True)
     with surroundings(current, verbose), held_plainly(model):
         translates(check_table(options.get("custom_translation_table")), None)
         program = judged(
             current,
             model,
-            *keywords_apart(model, given, options.get("kwargs")),
+            *called,
             lambda: _translate_dynamo(current, original, model, example.args, **options | {"kwargs": example.kwargs}),
             example=example,
         )
@@ -133,25 +131,19 @@ def anchor_translation(current: Hook, original: Any, *args: Any, **kwargs: Any) 
     translating = recorder is not None and not recorder.capture.placed  # and no function that is to stand for a call of the finished model
     if translating and (nodes := private.untranslated_nodes(args[0], kwargs["registry"])):
         raise untranslated(nodes, dynamo=True, why="there is no translation of it")
-    if recorder is not None:
-        recorder.capture.ones = private.sizes_taken_for_one(args[0])
+    if translating:
+        recorder.capture.ones = private.sizes_taken_for_one(args[0])  # type: ignore[union-attr]
     program = original(*args, **kwargs)
     quirks.apply(quirks.WITH_BODIES, program.model)
+    if translating:
+        write_sizes(program.model.graph, private.settled_sizes(args[0]))
     if recorder is not None:
-        _write_sizes(program.model.graph, private.settled_sizes(args[0]))
         _copy_returned(program.model.graph, program.model.opset_imports.setdefault("", kwargs["registry"].opset_version))
         if program.exported_program is not None:
             _give_out_buffers(program.model.graph, program.exported_program.graph_signature, recorder)
         _name_marked(program.model.graph)
         recorder.capture.anchored = anchor_calls(program.model.graph)
     return program
-
-
-def _write_sizes(graph: ir.Graph, sizes: Mapping[str, int | str]) -> None:
-    """Put numbers and names in the place of open sizes, in the shapes of all values."""
-    for value in (*graph.inputs, *(value for node in walk(graph) for value in node.outputs)) if sizes else ():
-        if value.shape is not None and any(str(dim) in sizes for dim in value.shape):
-            value.shape = ir.Shape([sizes.get(str(dim), dim) for dim in value.shape])
 
 
 def _copy_returned(graph: ir.Graph, opset: int) -> None:

@@ -27,15 +27,15 @@ def fold(model: ir.Model, *, named: bool = False) -> None:
     onnxscript.optimizer.fold_constants(model, onnx_shape_inference=False)
     for value in unnamed:  # it names them all, and a name says that somebody wants the output
         value.name = ""
-    for simplify in (
-        passes.RemoveUnusedNodesPass(),
-        passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
-        passes.LiftSubgraphInitializersToMainGraphPass(),
-        passes.DeduplicateInitializersPass(),
-        passes.CommonSubexpressionEliminationPass(),
-        passes.OutputFixPass(),
-    ):
-        with outputs_unsaid():
+    with outputs_unsaid():
+        for simplify in (
+            passes.RemoveUnusedNodesPass(),
+            passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+            passes.LiftSubgraphInitializersToMainGraphPass(),
+            passes.DeduplicateInitializersPass(),
+            passes.CommonSubexpressionEliminationPass(),
+            passes.OutputFixPass(),
+        ):
             simplify(model)
 
 

@@ -35,7 +35,7 @@ __all__ = [
 def input_names(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str] | None:
     """One name a tensor input: ``x``, ``xs_0`` in a list, ``batch_mask`` in a dict; None where forward cannot be bound."""
     try:
-        return [name for name, _ in _tensors(model, args, kwargs, None)]
+        return [name for name, *_ in _tensors(model, args, kwargs, None)]
     except TypeError:  # the exporter says what does not fit
         return None
 
@@ -68,12 +68,10 @@ def dynamic_axes(
         names: Names that the caller gave the inputs.
     """
     axes: dict[str, dict[int, str]] = {}
-    for index, (name, spec) in enumerate(_tensors(model, args, kwargs, dynamic_shapes)):
+    for index, (name, _, dims) in enumerate(_tensors(model, args, kwargs, dynamic_shapes)):
         name = names[index] if names and index < len(names) else name
-        dims = spec.items() if isinstance(spec, dict) else enumerate(spec if isinstance(spec, (tuple, list)) else ())
-        named = {axis: _dim_name(dim, f"{name}_{axis}") for axis, dim in dims if dim is not None and not isinstance(dim, int)}
-        if named:
-            axes[name] = named
+        if dims:
+            axes[name] = {axis: _dim_name(dim, f"{name}_{axis}") for axis, dim in dims.items()}
     return axes
 
 
@@ -82,19 +80,13 @@ def open_axes(
 ) -> Iterator[tuple[torch.Tensor, dict[int, Any]]]:
     """Each tensor of the arguments with those of its axes that ``dynamic_shapes`` leaves open, or to torch (Dim.AUTO)."""
     try:
-        arguments = signature_of(model).bind(*args, **kwargs).arguments
+        yield from ((tensor, dims) for _, tensor, dims in _tensors(model, args, kwargs, shapes))
     except (TypeError, ValueError):  # what does not fit is told by eager mode
         return
-    if isinstance(shapes, (tuple, list)):
-        shapes = dict(zip(arguments, shapes, strict=False))
-    for name, value in arguments.items():
-        for _, tensor, spec in _leaves(name, value, shapes.get(name) if isinstance(shapes, dict) else None):
-            dims = spec.items() if isinstance(spec, dict) else enumerate(spec if isinstance(spec, (tuple, list)) else ())
-            yield tensor, {axis: dim for axis, dim in dims if dim not in (None, torch.export.Dim.STATIC) and not isinstance(dim, int)}
 
 
-def axes_by_name(arguments: Any, names: Sequence[str] | None, axes: Any) -> Iterator[tuple[torch.Tensor, dict[int, Any]]]:
-    """The same for ``dynamic_axes``, which has names of inputs; an axis that has no name there has its number.
+def axes_by_name(arguments: Any, names: Sequence[str] | None, axes: Any) -> Iterator[tuple[str, torch.Tensor, dict[int, Any]]]:
+    """(input, tensor, its open axes) by ``dynamic_axes``; an axis that has no name there has its number.
 
     Args:
         arguments: The example arguments.
@@ -104,7 +96,7 @@ def axes_by_name(arguments: Any, names: Sequence[str] | None, axes: Any) -> Iter
     tensors = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
     for tensor, name in zip(tensors, names or ()):
         dims = (axes or {}).get(name) or ()
-        yield tensor, dict(dims) if isinstance(dims, dict) else {axis: axis for axis in dims}
+        yield name, tensor, dict(dims) if isinstance(dims, dict) else {axis: axis for axis in dims}
 
 
 def checked_axes(arguments: Any, names: Sequence[str] | None, axes: Any, outputs: Sequence[str] | None = None) -> Any:
@@ -138,11 +130,10 @@ def checked_axes(arguments: Any, names: Sequence[str] | None, axes: Any, outputs
 
 def dynamic_sizes(arguments: Any, names: list[str] | None, axes: Any) -> dict[tuple[str, int], int]:
     """(input, axis) -> the example's size, of the dimensions that ``dynamic_axes`` names."""
-    tensors = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
     return {
         (name, axis): int(tensor.shape[axis])
-        for tensor, name in zip(tensors, names or ())
-        for axis in (axes or {}).get(name, ())
+        for name, tensor, dims in axes_by_name(arguments, names, axes)
+        for axis in dims
         if axis < tensor.dim()
     }
 
@@ -160,12 +151,9 @@ def check_dynamic(model: torch.nn.Module, args: Any, kwargs: dict[str, Any], dyn
         return
     if len(declared) != len(graph.inputs):
         return
-    for (name, spec), value in zip(declared, graph.inputs, strict=True):
-        dims = spec.items() if isinstance(spec, dict) else enumerate(spec if isinstance(spec, (tuple, list)) else ())
-        for axis, dim in dims:
-            if dim is None or isinstance(dim, int) or dim is torch.export.Dim.AUTO or value.shape is None:
-                continue
-            if isinstance(value.shape[axis], int):
+    for (name, _, dims), value in zip(declared, graph.inputs, strict=True):
+        for axis, dim in dims.items():
+            if dim is not torch.export.Dim.AUTO and value.shape is not None and isinstance(value.shape[axis], int):
                 raise ExportError(
                     f"dimension {axis} of the input {name} was declared dynamic and came out as {value.shape[axis]}: the model turned it into a number, for "
                     "example by int(x.shape[0]) in an argument, by len(x), or by as many parts as it has (unbind, split(n), a loop over x): pass the size itself, "
@@ -211,14 +199,17 @@ def check_output_names(names: Any, model: ir.Model, inputs: Iterable[str] = ()) 
             )
 
 
-def _tensors(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any) -> Iterator[tuple[str, Any]]:
-    """(name, its part of dynamic_shapes) of each tensor, in the order of forward's signature."""
+def _tensors(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any
+) -> Iterator[tuple[str, torch.Tensor, dict[int, Any]]]:
+    """(name, tensor, axis -> what dynamic_shapes has for it where that leaves the axis open) of each tensor, in the order of forward's signature."""
     arguments = signature_of(model).bind(*args, **kwargs).arguments
     if isinstance(shapes, (tuple, list)):
         shapes = dict(zip(arguments, shapes, strict=False))
     for name, value in arguments.items():
-        for leaf, _, spec in _leaves(name, value, (shapes or {}).get(name)):
-            yield leaf, spec
+        for leaf, tensor, spec in _leaves(name, value, shapes.get(name) if isinstance(shapes, dict) else None):
+            dims = spec.items() if isinstance(spec, dict) else enumerate(spec if isinstance(spec, (tuple, list)) else ())
+            yield leaf, tensor, {a: dim for a, dim in dims if not isinstance(dim, int) and dim not in (None, torch.export.Dim.STATIC)}
 
 
 def _leaves(name: str, value: Any, spec: Any) -> Iterator[tuple[str, torch.Tensor, Any]]:

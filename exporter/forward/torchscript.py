@@ -84,7 +84,7 @@ def export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: A
         opened = axes_by_name(
             (args, keywords), names, checked_axes((args, keywords), names, options.get("dynamic_axes"), options.get("output_names"))
         )
-        example = Example(args, keywords, opened, fakes=False)
+        example = Example(args, keywords, ((tensor, dims) for _, tensor, dims in opened), fakes=False)
         judged(
             current,
             model,

@@ -12,12 +12,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
+from symbolics.graph.shapes import BROADCAST, write_sizes
 from symbolics.graph.values import attr
 from symbolics.graph.walk import walk
 
 __all__ = ["read_of_inputs", "settle_sizes"]
 
-_ELEMENTWISE = frozenset(("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min"))
 _NAME = re.compile(r"[^\W\d]\w*")
 
 
@@ -49,8 +49,7 @@ def settle_sizes(graph: ir.Graph, shapes: Sequence[Sequence[int]], count: int, a
                 taken.add(same[0])
             elif not _may_follow(size, opened.values()):
                 found[name] = size
-    if found:
-        _write(graph, found)
+    write_sizes(graph, found)
 
 
 def read_of_inputs(graph: ir.Graph, count: int) -> None:
@@ -87,7 +86,7 @@ def _met(graph: ir.Graph, targets: Mapping[ir.Value | None, Sequence[int]]) -> d
     """The sizes of targets that meet a fixed size of another value element by element, as in a difference from what the model returns."""
     found = dict[str, int]()
     for node in graph:
-        if node.op_type not in _ELEMENTWISE or node.domain:
+        if node.op_type not in BROADCAST or node.domain:
             continue
         for target, other in itertools.permutations(node.inputs, 2):
             if target not in targets or target is None or other is None or other.shape is None:
@@ -107,10 +106,3 @@ def _open(value: ir.Value, shape: Sequence[int]) -> Iterator[tuple[int, str, int
 def _may_follow(size: int, opened: Collection[int]) -> bool:
     """Whether a size may be that of an open one, or computed of it: one more or less (the next token), half of it, a multiple (a flat batch)."""
     return any(size in (one, one - 1, one + 1, one // 2) or (one > 1 and size and not size % one) for one in opened)
-
-
-def _write(graph: ir.Graph, found: Mapping[str, int | str]) -> None:
-    """Put numbers and names in the place of names, in the shapes of all values."""
-    for value in (*graph.inputs, *(value for node in walk(graph) for value in node.outputs)):
-        if value.shape is not None and any(isinstance(dim, ir.SymbolicDim) and dim.value in found for dim in value.shape):
-            value.shape = ir.Shape([found.get(str(dim.value), dim) if isinstance(dim, ir.SymbolicDim) else dim for dim in value.shape])

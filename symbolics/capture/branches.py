@@ -58,7 +58,8 @@ def notice_parts(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], resul
         return
     given = args[1:] if name == "squeeze" else args[2:]
     axes = kwargs.get("dim", given[0] if given else 0 if name == "split" else ())
-    opened = [axis for axis in ([axes] if isinstance(axes, int) else axes) if isinstance(args[0].shape[axis], torch.SymInt)]
+    axes = [axes] if isinstance(axes, int) else axes if isinstance(axes, (tuple, list)) else ()
+    opened = [axis for axis in axes if isinstance(args[0].shape[axis], torch.SymInt)]
     if not opened:
         return
     if name == "squeeze":

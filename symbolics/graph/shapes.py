@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -12,9 +12,10 @@ from symbolics.graph.values import array_of, attr, rank_of, static_shape
 from symbolics.graph.walk import subgraphs, walk
 from symbolics.node.limits import MAX_RANK
 
-__all__ = ["dims_of", "guess_ranks", "name_dims", "same_dim"]
+__all__ = ["BROADCAST", "dims_of", "guess_ranks", "name_dims", "same_dim", "write_sizes"]
 
-_BROADCAST = frozenset(
+#: Operators whose inputs are broadcast to one shape.
+BROADCAST = frozenset(
     """
     Add Sub Mul Div Pow Where Max Min Sum Mean Mod Equal Less LessOrEqual Greater GreaterOrEqual And Or Xor PRelu
     """.split()
@@ -103,7 +104,7 @@ def _ranks(node: ir.Node) -> list[int | None]:
     if op_type in _SAME or _is_ml_same(node):
         return [first] * n
     known = [rank for v in node.inputs if (rank := rank_of(v)) is not None]
-    if op_type in _BROADCAST:
+    if op_type in BROADCAST:
         return [max(known) if known and len(known) == len(node.inputs) else None]
     if op_type == "MatMul" and len(known) == 2:
         return [max(*known, 2) - known.count(1)]
@@ -172,7 +173,7 @@ def _of_bodies(node: ir.Node) -> list[int | None]:
 
 # ------------------------------------------------------------------------------------------------------- names of dims
 Dim = int | str | None  # a number, a name, or unknown
-_POINTWISE = _BROADCAST.union("Softmax LogSoftmax Cast IsNaN Not Tanh Exp Erf Sigmoid Relu Gelu Neg Sqrt Identity Dropout".split())
+_POINTWISE = BROADCAST.union("Softmax LogSoftmax Cast IsNaN Not Tanh Exp Erf Sigmoid Relu Gelu Neg Sqrt Identity Dropout".split())
 
 
 def name_dims(graph: ir.Graph, const: Callable[[ir.Value | None], np.ndarray | None]) -> None:
@@ -307,3 +308,10 @@ def _reshaped(before: list[Dim], target: list[Dim], allowzero: bool) -> list[Dim
     elif len(rest) == 1 and not others:
         fill = rest[0]
     return [fill if d == -1 else d for d in out]
+
+
+def write_sizes(graph: ir.Graph, sizes: Mapping[str, int | str]) -> None:
+    """Put numbers or other names in the place of the names of sizes, in the shapes of all values."""
+    for value in (*graph.inputs, *(value for node in walk(graph) for value in node.outputs)) if sizes else ():
+        if value.shape is not None and any(isinstance(dim, ir.SymbolicDim) and dim.value in sizes for dim in value.shape):
+            value.shape = ir.Shape([sizes.get(str(dim.value), dim) if isinstance(dim, ir.SymbolicDim) else dim for dim in value.shape])

@@ -66,7 +66,7 @@ def _assumed_before(env: Any, condition: Any, answer: bool | int | float) -> boo
     if not isinstance(answer, bool) or not hasattr(condition, "free_symbols"):
         return False
     hints = env.backed_var_to_val
-    asserts = [one.expr for some in env.deferred_runtime_asserts.values() for one in some] + [guard.expr for guard in env.guards]
+    asserts = [*_assumptions(env), *(guard.expr for guard in env.guards)]
     for size in condition.free_symbols.intersection(hints):
         # torch.onnx's second attempt starts every range at 2 where no Dim says otherwise.
         lowest = env.var_to_range[size].lower
@@ -87,13 +87,12 @@ def sizes_taken_for_one(program: torch.export.ExportedProgram) -> list[str]:
     if env is None:
         return []
     hints = env.backed_var_to_val
-    asserts = [one.expr for some in env.deferred_runtime_asserts.values() for one in some]
     ones = [size for size, limits in _sizes_of_inputs(env).items() if limits is not None and hints[size] == 1]
 
     def only_there(condition: Any) -> bool:
         return any(size in condition.free_symbols and _fails(condition, {**hints, size: 2}) for size in ones)
 
-    return [f"torch.export has taken it for fixed ({one})" for one in asserts if only_there(one)]
+    return [f"torch.export has taken it for fixed ({one})" for one in _assumptions(env) if only_there(one)]
 
 
 def settled_sizes(program: torch.export.ExportedProgram) -> dict[str, int | str]:
@@ -111,7 +110,7 @@ def settled_sizes(program: torch.export.ExportedProgram) -> dict[str, int | str]
     named = [size for size, limits in sizes.items() if limits is not None]
     others = [size for size, limits in sizes.items() if limits is None]
     of_one_row = 1 in (hints[size] for size in named)  # then what is 1 may be a row as well
-    for one in (one.expr for some in env.deferred_runtime_asserts.values() for one in some):
+    for one in _assumptions(env):
         free = [size for size in others if size in one.free_symbols and size not in found and (hints[size] > 1 or not of_one_row)]
         if not free or len(free) > 3 or getattr(one, "rel_op", None) != "==":
             continue
@@ -137,6 +136,11 @@ def _sizes_of_inputs(env: Any) -> dict[Any, Any]:
 
 def _environment(program: torch.export.ExportedProgram) -> Any:
     return next((value.node.shape_env for node in program.graph.nodes for value in _symbols(node.meta.get("val"))), None)
+
+
+def _assumptions(env: Any) -> list[Any]:
+    """The conditions that torch puts off until the program runs, and torch.onnx drops."""
+    return [one.expr for some in env.deferred_runtime_asserts.values() for one in some]
 
 
 def _fails(condition: Any, sizes: dict[Any, Any]) -> bool:

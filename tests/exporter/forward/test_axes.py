@@ -24,6 +24,12 @@ def test_axes_counted_from_behind(dynamo):
     assert all(value.shape[1] == 3 for value in program.model.graph.inputs)
 
 
+def test_an_axis_that_is_said_to_be_fixed(dynamo):
+    """With dynamo=True it was taken for one that was given up, with dynamo=False for an open one."""
+    program = exporter.export(torch.nn.Linear(4, 2), (torch.randn(3, 4),), dynamo=dynamo, dynamic_shapes=({0: torch.export.Dim.STATIC},))
+    assert list(program.model.graph.inputs[0].shape) == [3, 4]
+
+
 @pytest.mark.parametrize("shapes", [{"x": {2: "n"}}, {"x": {-3: "n"}}, {"pair": [{5: "n"}]}])
 def test_an_axis_that_is_not_there(shapes, dynamo):
     with pytest.raises(exporter.PythonopError, match=r"dynamic_shapes of .*has an axis (2|-3|5), and the argument has 2: \[4, 3\]"):
