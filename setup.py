@@ -17,6 +17,7 @@ from typing import Any
 
 from setuptools import Command, Extension, setup
 from setuptools.command.build import build
+from setuptools.command.build_ext import build_ext
 from setuptools.command.sdist import sdist
 
 ABI = "0x030B0000"  # Python 3.11 and every later one
@@ -42,6 +43,17 @@ class Build(build):
         """Build anew."""
         shutil.rmtree(self.build_lib, ignore_errors=True)
         super().run()
+
+
+class Libraries(build_ext):
+    """Libraries that do not say where the Python that built them stood: some builds of Python have every extension look there for others."""
+
+    def build_extensions(self) -> None:
+        """Compile and link them."""
+        for command in ("linker_so", "linker_so_cxx"):
+            if flags := getattr(self.compiler, command, None):
+                setattr(self.compiler, command, [flag for flag in flags if not flag.startswith("-Wl,-rpath")])
+        super().build_extensions()
 
 
 class Sources(sdist):
@@ -72,7 +84,7 @@ class Sources(sdist):
         return name
 
 
-commands: dict[str, type[Command]] = {"build": Build, "sdist": Sources}
+commands: dict[str, type[Command]] = {"build": Build, "build_ext": Libraries, "sdist": Sources}
 
 
 def library(name: str, *sources: str, headers: Sequence[str]) -> Extension:

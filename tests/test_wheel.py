@@ -76,6 +76,8 @@ def test_a_wheel_has_the_packages_and_nothing_else(built):
     assert {Path(name).suffix for name in wanted} >= {".py", ".pyi", ".typed", ".html", ".js"}
     library = {name for name in found if Path(name).name.startswith(("_native", "_cpu"))}
     assert found - library == wanted
+    for name in library:  # nor where the Python that built it stands
+        assert sys.base_prefix.encode() not in zipfile.ZipFile(built.wheel).read(name)
     if not library:
         missing("native", "nothing here compiles the native library")
 

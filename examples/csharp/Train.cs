@@ -26,8 +26,13 @@ public sealed class Trainer : IDisposable
         if (manifest.GetProperty("format").GetInt32() != 1) throw new NotSupportedException($"{folder}: manifest.json is not of format 1");
         var python = string.Join(", ", manifest.GetProperty("python").EnumerateArray());
         if (python != "") throw new NotSupportedException($"{folder} needs Python for {python}: export with --portable");
-        InferenceSession Open(string file) =>
-            new InferenceSession(Path.Combine(folder, manifest.GetProperty("files").GetProperty(file).GetString()), session ?? new SessionOptions());
+        InferenceSession Open(string file)
+        {
+            var name = manifest.GetProperty("files").GetProperty(file).GetString();
+            if (name is null or "." or ".." || name.IndexOfAny(new[] { '/', '\\', ':' }) >= 0) // a manifest comes with its files
+                throw new InvalidDataException($"{folder}: manifest.json names a file that is not beside it");
+            return new InferenceSession(Path.Combine(folder, name), session ?? new SessionOptions());
+        }
         training = Open("training");
         evaluation = Open("eval");
         loss = manifest.GetProperty("loss").GetString();

@@ -28,6 +28,7 @@ __all__ = [
     "check_entries",
     "check_external",
     "check_location",
+    "check_number",
     "check_numbers",
     "check_rank",
     "check_reference",
@@ -133,6 +134,32 @@ def check_reference(operator: str, attribute: str, name: str | None) -> None:
         raise FormatError.damaged(
             f"the attribute {shown(attribute)!r} of {shown(operator)}",
             f"it refers to the attribute {shown(name)!r} of a function, and is in none",
+        )
+
+
+def check_number(operator: Operator, name: str, outputs: int, attribute: str, value: Any) -> None:
+    """Refuse a number of a standard operator that ONNX's shape inference, or onnxruntime, believes without looking at the node.
+
+    Inference makes as many types as a Split says, whatever the number is, and onnxruntime ends the process where it says too few. An axis far
+    outside of its tensor, and a GatherND's negative count of axes, have inference read what is none of its memory.
+
+    Args:
+        operator: What the node calls.
+        name: Its name.
+        outputs: How many outputs it has.
+        attribute: The name of the attribute.
+        value: What it says, or the attribute of a function that it refers to, which a call may give any value.
+
+    Raises:
+        FormatError: It cannot be so.
+    """
+    if operator[0] or attribute not in ("axis", "batch_dims", "num_outputs"):
+        return
+    if attribute == "num_outputs" and operator[1] == "Split" and value != outputs:
+        raise FormatError.damaged(f"the Split {shown(name)!r}", f"it has {outputs} outputs, and num_outputs says {shown(str(value))}")
+    if attribute != "num_outputs" and isinstance(value, int) and not (-MAX_RANK if attribute == "axis" else 0) <= value <= MAX_RANK:
+        raise FormatError.damaged(
+            f"the {shown(operator[1])} {shown(name)!r}", f"its {attribute} is {value}, and no tensor has such an axis"
         )
 
 

@@ -17,6 +17,7 @@ from exporter.files.examine import (
     check_calls,
     check_entries,
     check_external,
+    check_number,
     check_numbers,
     check_rank,
     check_reference,
@@ -294,6 +295,7 @@ def _check_graph(graph: onnx.GraphProto | onnx.FunctionProto, called: bool) -> N
             check_texts(attribute.name, attribute.ref_attr_name)
             if not called:
                 check_reference(node.op_type, attribute.name, attribute.ref_attr_name)
+            check_number(operator_of(node), node.name, len(node.output), attribute.name, attribute.ref_attr_name or attribute.i)
     check_entries(graph, *graph.node)
 
 

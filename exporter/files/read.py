@@ -7,7 +7,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from exporter.files.examine import check_calls, check_reference, check_tensor, operator_of
+from exporter.files.examine import check_calls, check_number, check_reference, check_tensor, operator_of
 from exporter.files.proto import check_proto, graphs, inner_model, parsed, reading, title_of
 from exporter.files.tensors import DataTensor, check_data, check_place, held_tensors, is_external
 from symbolics.errors import FormatError
@@ -108,9 +108,14 @@ def check_order(model: ir.Model) -> None:
 
 def _check_model(model: ir.Model, data: bool) -> None:
     """What `check_proto` looks at, on a model in memory, which may have been a file before."""
-    for node in walk(model.graph):
-        for attribute in node.attributes.values():
-            check_reference(node.op_type, attribute.name, attribute.ref_attr_name)
+    for part in (model.graph, *model.functions.values()):
+        for node in walk(part):
+            for attribute in node.attributes.values():
+                if part is model.graph:
+                    check_reference(node.op_type, attribute.name, attribute.ref_attr_name)
+                check_number(
+                    operator_of(node), node.name or "", len(node.outputs), attribute.name, attribute.ref_attr_name or attribute.value
+                )
     bodies = {operator_of(function): list(map(operator_of, walk(function))) for function in model.functions.values()}
     check_calls(map(operator_of, walk(model.graph)) if bodies else (), bodies)
     for tensor, *_ in held_tensors(model):

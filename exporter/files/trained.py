@@ -24,11 +24,13 @@ from symbolics.node.result import count_tensors
 from symbolics.text import reason, shown
 
 __all__ = [
-    "EVALUATION", "EVALUATION_LOSS", "EVALUATION_PLAIN", "INITIAL", "MANIFEST", "TRAINING", "average_of", "files_of", "listed", "saved_bytes", "trained"
+    "EVALUATION", "EVALUATION_LOSS", "EVALUATION_PLAIN", "INITIAL", "MANIFEST", "MANIFEST_FORMAT", "TRAINING", "average_of", "files_of", "listed", "saved_bytes", "trained"
 ]  # fmt: skip
 
 #: The files of a folder of artifacts.
 TRAINING, EVALUATION, INITIAL, MANIFEST = "training.onnx", "eval.onnx", "initial.onnx", "manifest.json"
+#: What the manifest says of itself: programs refuse another one.
+MANIFEST_FORMAT = 1
 #: The evaluation once more, with targets and loss.
 EVALUATION_LOSS = "eval_loss.onnx"
 #: The evaluation as it is for every runtime, where the others are written for one provider.
@@ -50,15 +52,20 @@ def listed(folder: Path, name: str) -> Path | None:
     """A file of a folder that not every folder has, where the manifest lists it: another training may have left one of this name.
 
     Raises:
-        FormatError: The manifest cannot be read.
+        FormatError: The manifest cannot be read, or is of a format that this release does not know.
     """
     try:
-        files = json.loads((folder / MANIFEST).read_bytes())["files"]
-        return folder / name if name in files.values() else None
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        written, known = manifest["format"], name in manifest["files"].values()
     except FileNotFoundError:
         return None
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(f"{folder / MANIFEST} is no manifest of a training: {reason(error)}") from error
+    if written != MANIFEST_FORMAT:
+        raise FormatError(
+            f"{folder / MANIFEST} has format {shown(str(written))}, this release reads format {MANIFEST_FORMAT}: install a newer pythonop"
+        )
+    return folder / name if known else None
 
 
 def files_of(folder: Path) -> list[Path]:

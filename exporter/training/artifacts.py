@@ -19,7 +19,7 @@ import torch
 from exporter.errors import short
 from exporter.files.program import Program, save_models
 from exporter.files.save import writable
-from exporter.files.trained import EVALUATION, EVALUATION_LOSS, EVALUATION_PLAIN, INITIAL, TRAINING, files_of
+from exporter.files.trained import EVALUATION, EVALUATION_LOSS, EVALUATION_PLAIN, INITIAL, MANIFEST_FORMAT, TRAINING, files_of
 from exporter.gradient_graph.partition import extract, forward_part
 from exporter.runtime.provider_forms import write_file
 from exporter.training.carried import LOSS
@@ -40,8 +40,6 @@ __all__ = [
     "without_loss",
     "write_artifacts",
 ]
-
-_VERSION = 1
 
 
 @short
@@ -257,7 +255,7 @@ def _manifest(step: TrainingStep, layout: StepLayout, forward: ir.Model, with_lo
     held = {**dict.fromkeys(layout.parameters.values(), "parameter"), **dict.fromkeys(layout.buffers.values(), "buffer")}
     kinds = {**held, **dict.fromkeys(layout.seeds, "seed")}
     return {
-        "format": _VERSION,
+        "format": MANIFEST_FORMAT,
         "files": {"training": TRAINING, "eval": EVALUATION, "initial": INITIAL, **({"eval_loss": EVALUATION_LOSS} if with_loss else {})},
         "inputs": [_described(inputs[name]) for name in layout.inputs],
         "targets": [_described(inputs[name]) for name in layout.targets],

@@ -235,8 +235,9 @@ def _on_ties(choices: dict[str, int], turned: list[Row], ok: bool) -> Note:
     named = [f"{name} ({count})" for name, count in choices.items() if name != "PythonOp"][:6]
     if "PythonOp" in choices:
         named.append("perhaps Functions inside their PythonOps")
+    but = ", but by torch.topk: torch leaves open which of them it takes, the file takes the first" if "TopK" in choices else ""
     text = [
-        f"What chooses between values here: {', '.join(named)}. Exactly equal ones are treated as torch's operator treats them. Values that are equal but for "
+        f"What chooses between values here: {', '.join(named)}. Exactly equal ones are treated as torch's operator treats them{but}. Values that are equal but for "
         "a rounding are not: where sums are taken in another order, another one is chosen, and few elements change by much, often in the gradients alone."
     ]
     if turned:

@@ -353,6 +353,38 @@ def test_an_attribute_that_refers_to_one_of_no_function(open_it):
             surface(open_it(proto))
 
 
+@everybody
+@pytest.mark.parametrize("said", [1, 1 << 27, 1 << 60, -1, "count"])
+def test_a_split_into_another_number_than_it_has_outputs(read, said):
+    """ONNX makes a type for each, whatever the number is; onnxruntime ends the process where it says 1 and the node has 2."""
+    split = helper.make_node("Split", ["x"], ["y", "z"], num_outputs=1 if said == "count" else said)
+    proto = model("y = Relu(x)")
+    if said == "count":
+        split.attribute[0].ClearField("i")
+        split.attribute[0].ref_attr_name = "count"
+        opsets = [helper.make_opsetid("", 18)]
+        proto.functions.append(helper.make_function("f", "halves", ["x"], ["y", "z"], [split], opsets, ["count"]))
+        split = helper.make_node("halves", ["x"], ["y", "z"], domain="f", count=1 << 27)
+    proto.graph.node[0].CopyFrom(split)
+    for given in (proto, ir.from_proto(proto)):
+        with pytest.raises(FormatError, match=f"the Split ''.*it has 2 outputs, and num_outputs says {said}"):
+            read(given)
+
+
+@everybody
+@pytest.mark.parametrize(
+    ("operator", "attribute", "said"),
+    [("GatherND", "batch_dims", -1), ("GatherND", "batch_dims", 1 << 40), ("LayerNormalization", "axis", 1 << 31)],
+)
+def test_an_axis_that_no_tensor_has(read, operator, attribute, said):
+    """ONNX's inference reads what is none of its memory."""
+    proto = model("y = Relu(x)")
+    proto.graph.node[0].CopyFrom(helper.make_node(operator, ["x", "w"], ["y"], "n", **{attribute: said}))
+    for given in (proto, ir.from_proto(proto)):
+        with pytest.raises(FormatError, match=f"the {operator} 'n'.*its {attribute} is {said}, and no tensor has such an axis"):
+            read(given)
+
+
 def test_a_damaged_node_is_named(monkeypatch):
     def broken(op, g, x):
         raise IndexError("beyond the end")

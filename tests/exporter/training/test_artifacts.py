@@ -18,7 +18,7 @@ from torch import nn
 import exporter
 from exporter.training.artifacts import export_evaluation, write_artifacts
 from exporter.training.step import export_training_step
-from symbolics.errors import ArgumentError, ExportError, PythonopWarning
+from symbolics.errors import ArgumentError, ExportError, FormatError, PythonopWarning
 from tests.exporter.training.loop import Custom, run
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -87,6 +87,16 @@ def test_the_evaluation_takes_the_state_of_the_step(dynamo, tmp_path):
         got = _evaluated(tmp_path, state, x=other.numpy(), scale=scale.numpy())
         assert len(got) == 1  # not what becomes of the buffer
         np.testing.assert_allclose(got[0], _eager(model, state, step.layout, other, scale=scale), rtol=1e-5, atol=1e-6)
+
+
+def test_a_manifest_of_a_later_format_is_refused(tmp_path):
+    """As pythonop.mjs does: what it says of the files may mean something else."""
+    step, manifest = _made(tmp_path, nn.Linear(2, 2), (torch.randn(3, 2),), targets=(torch.randn(3, 2),))
+    saved = exporter.Trainer(step).save()
+    (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "format": 2}))
+    for read in (exporter.Trainer.load, lambda folder: exporter.trained(folder, saved)):
+        with pytest.raises(FormatError, match=r"manifest\.json has format 2, this release reads format 1: install a newer pythonop"):
+            read(tmp_path)
 
 
 @both

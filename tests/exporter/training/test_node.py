@@ -324,12 +324,20 @@ def test_node_refuses_a_manifest_that_does_not_fit_its_files(tmp_path):
         with pytest.raises(AssertionError, match=says):
             in_node(tmp_path, folder, 0, 1)
 
-    for place in ("../initial.onnx", "..\\initial.onnx", str(tmp_path / "initial.onnx"), "%2e%2e/initial.onnx", "..", 3):
+    for text in ("null", "[]", "3", json.dumps({key: value for key, value in whole.items() if key != "files"})):
+        (folder / "manifest.json").write_text(text)
+        with pytest.raises(AssertionError, match="manifest.json is damaged: it has no format, or names no files"):
+            in_node(tmp_path, folder, 0, 1)
+    refused("is damaged: it has no format", python=None)
+    for place in ("../initial.onnx", "..\\initial.onnx", str(tmp_path / "initial.onnx"), "%2e%2e/initial.onnx", "initial.onnx\0", "..", 3):
         refused("which is not beside it", files={**whole["files"], "initial": place})
-    refused("names no state", state=[])
+    refused("no state", state=[])
+    refused(r"no file has the state \\u\{1b\}\[31m\\u\{202e\}", state=[*whole["state"], {"name": "\x1b[31m\u202e", "next": weight["next"]}])
     refused("does not say what param.bias becomes", state=[weight, *others])
     refused("param.none", state=[*whole["state"], {"name": "param.none", "next": weight["next"]}])
     refused("of another type or shape than param.weight", state=[{**weight, "next": bias["next"]}, bias, *others])
     refused("no file has the state param.weight, or nothing.next", state=[{**weight, "next": "nothing.next"}, bias, *others])
-    (folder / "manifest.json").write_text(json.dumps(whole))
-    assert len(in_node(tmp_path, folder, 0, 1)["losses"]) == 1
+    for name in ("constructor", "__proto__", "batch"):  # the first two are names that every object of JavaScript has
+        shapes = {key: [{**one, "shape": [name, *one["shape"][1:]]} for one in whole[key]] for key in ("inputs", "targets")}
+        (folder / "manifest.json").write_text(json.dumps({**whole, **shapes}))
+        assert len(in_node(tmp_path, folder, 0, 1)["losses"]) == 1
