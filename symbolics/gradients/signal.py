@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 from onnx_ir import Value
 
@@ -89,7 +91,7 @@ def stft(op: Builder, signal: Value, step: Value, window: Value | None, length: 
     begin = op.Mul(op.Range(op.i64(0), _scalar(op, count), op.i64(1)), step)
     within = op.Range(op.i64(0), _scalar(op, size), op.i64(1))
     frames = op.Gather(x, op.Add(op.Unsqueeze(begin, [1]), op.Unsqueeze(within, [0])), axis=1)
-    known = op.ints(length) or static_shape(window) or [None]
+    known: Sequence[int | None] = op.ints(length) or static_shape(window) or [None]
     frames.type, frames.shape = signal.type, ir.Shape([None, None, known[0], *(signal.shape or [1, 1])[2:], *[1] * (3 - rank)])
     if window is not None:
         frames = frames * op.Unsqueeze(window, [1])

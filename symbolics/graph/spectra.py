@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import onnx_ir as ir
 from onnx_ir import Value
@@ -120,7 +121,8 @@ def spectra_in_doubles(model: ir.Model, nodes: Iterable[ir.Node]) -> bool:
             for value, cast in zip(node.inputs, given):
                 if cast is not value and cast is not None and value is not None:
                     cast.shape = value.shape
-            wide = op.raw(node.op_type, given, **node.attributes)
+            settings: dict[str, Any] = dict(node.attributes)
+            wide = op.raw(node.op_type, given, **settings)
             wide.shape = node.outputs[0].shape
             _put(scope, node, op, op.Cast(wide, to=x.dtype))
             changed = True
