@@ -20,6 +20,7 @@ from symbolics.gradients.bodies import EXPOSED, OWN_RULE
 from symbolics.graph.calls import complete_calls
 from symbolics.graph.flatten import flatten, of_modules
 from symbolics.graph.own_outputs import own_outputs_of_bodies
+from symbolics.graph.spectra import spectra_of_open_lengths
 from symbolics.graph.values import attr, describe, graph_of, is_mark
 from symbolics.graph.walk import reads, subgraphs, walk
 from symbolics.node.metadata import read_state
@@ -80,6 +81,7 @@ def own_copy(source: Any, *, bounded: bool = False) -> ir.Model:
         lift_initializers(model)
         _rename_shadows(model.graph, set())
         own_outputs_of_bodies(model, list(walk(model.graph)))
+    spectra_of_open_lengths(model, list(walk(model.graph)))
     model.ir_version = max(model.ir_version, _OLDEST_IR)
     if read_state(model.metadata_props) is None:
         _doubt_lengths(model)

@@ -332,6 +332,8 @@ class Trainer:
     def state_dict(self, *, ema: bool = False) -> dict[str, torch.Tensor]:
         """Copies of the parameters and buffers that were trained, by the keys of the model's own state_dict.
 
+        Of a complex parameter they have the real and imaginary parts, in a last axis of 2 (`torch.view_as_complex`).
+
         Args:
             ema: Whether to return the averages of the parameters. The step must have been exported with ``ema``.
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 from onnx_ir import Value
 
 from symbolics.gradients.registry import composite, gradient
 from symbolics.graph.builder import Builder
+from symbolics.graph.spectra import spectrum
+from symbolics.graph.values import static_shape
 
 __all__: list[str] = []
-
-
-def _dft(op: Builder, x: Value, length: Value | None, axis: int | Value, **attributes: int) -> Value:
-    """DFT; its axis was an attribute before opset 20."""
-    if op.scope.opset >= 20:
-        return op.DFT(x, length, op.i64(axis) if isinstance(axis, int) else axis, **attributes)
-    return op.DFT(x, length, axis=axis, **attributes)
 
 
 def _axis(op: Builder, axis: Value | int | None, rank: int) -> int | Value:
@@ -52,22 +49,28 @@ def dft(
         return _dft_real(op, g, x, y, length, place, rank)
     points = op.Reshape(length, [1]) if length is not None else _dim(op, x if onesided else y, place)
     n = op.Cast(_scalar(op, points), to=g.dtype)
-    h = _dft(op, g, _scalar(op, points), place, inverse=1 - inverse)
+    h = spectrum(op, g, _scalar(op, points), place, inverse=1 - inverse)
     h = h / n if inverse else h * n
     if length is not None:
-        more = op.Sub(_dim(op, x, place), points)
-        if isinstance(place, int):
-            h = op.padded(h, [0], [more], [place], rank)
-        else:
-            h = op.Pad(h, op.Concat([0], more, axis=0), None, op.Reshape(place, [1]))
+        h = _filled(op, h, op.Sub(_dim(op, x, place), points), place, rank)
     parts = op.dim(x, rank - 1)
     return h if parts == 2 else op.Slice(h, [0], op.vector([parts]), [rank - 1])
 
 
+def _filled(op: Builder, x: Value, more: Value, axis: int | Value, rank: int) -> Value:
+    """So many zeros behind the end of an axis; a negative number cuts it."""
+    if op.ints(more) == [0]:
+        return x
+    if isinstance(axis, int):
+        return op.padded(x, [0], [more], [axis], rank)
+    return op.Pad(x, op.Concat([0], more, axis=0), None, op.Reshape(axis, [1]))
+
+
 def _dft_real(op: Builder, g: Value, x: Value, y: Value, length: Value | None, axis: int | Value, rank: int) -> Value:
     """Of the inverse from a one-sided spectrum to n real points: (DFT of g) / n, twice where a bin stands for two."""
-    half = _dft(op, g, length, axis, onesided=1)
     points, size = _dim(op, y, axis), _dim(op, x, axis)
+    half = spectrum(op, g, length, axis, onesided=1)
+    half = _filled(op, half, op.Sub(size, op.Add(op.Div(points, op.i64(2)), op.i64(1))), axis, rank)
     n = op.Cast(_scalar(op, points), to=g.dtype)
     bins = op.Range(op.i64(0), _scalar(op, size), op.i64(1))
     alone = op.Or(op.Equal(bins, 0), op.Equal(op.Mul(bins, op.i64(2)), _scalar(op, points)))
@@ -88,7 +91,8 @@ def stft(op: Builder, signal: Value, step: Value, window: Value | None, length: 
     begin = op.Mul(op.Range(op.i64(0), _scalar(op, count), op.i64(1)), step)
     within = op.Range(op.i64(0), _scalar(op, size), op.i64(1))
     frames = op.Gather(x, op.Add(op.Unsqueeze(begin, [1]), op.Unsqueeze(within, [0])), axis=1)
-    frames.type, frames.shape = signal.type, ir.Shape([None, None, None, *(signal.shape or [1, 1])[2:], *[1] * (3 - rank)])
+    known: Sequence[int | None] = op.ints(length) or static_shape(window) or [None]
+    frames.type, frames.shape = signal.type, ir.Shape([None, None, known[0], *(signal.shape or [1, 1])[2:], *[1] * (3 - rank)])
     if window is not None:
         frames = frames * op.Unsqueeze(window, [1])
-    return _dft(op, frames, None, 2, onesided=onesided)
+    return spectrum(op, frames, None, 2, onesided=onesided)

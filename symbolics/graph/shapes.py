@@ -12,7 +12,7 @@ from symbolics.graph.values import array_of, attr, rank_of, static_shape
 from symbolics.graph.walk import subgraphs, walk
 from symbolics.node.limits import MAX_RANK
 
-__all__ = ["BROADCAST", "dims_of", "guess_ranks", "name_dims", "same_dim", "write_sizes"]
+__all__ = ["BROADCAST", "dims_of", "guess_ranks", "is_open", "name_dims", "same_dim", "write_sizes"]
 
 #: Operators whose inputs are broadcast to one shape.
 BROADCAST = frozenset(
@@ -197,16 +197,16 @@ def name_dims(graph: ir.Graph, const: Callable[[ir.Value | None], np.ndarray | N
             vectors[node.outputs[0]] = found
         out = node.outputs[0]
         before = _dims(out) or []
-        if any(_is_open(d) for d in before):
+        if any(is_open(d) for d in before):
             dims = _known_dims(node, vector)
             if dims is not None and len(dims) == len(before):
-                out.shape = ir.Shape([new if _is_open(old) and new is not None else old for old, new in zip(before, dims)])
+                out.shape = ir.Shape([new if is_open(old) and new is not None else old for old, new in zip(before, dims)])
 
 
 _OF_VECTORS = frozenset(["Shape", "Slice", "Concat", "Gather", "Squeeze", "Unsqueeze", "Identity"])
 
 
-def _is_open(dim: Dim) -> bool:
+def is_open(dim: Dim) -> bool:
     """Unknown, or named by ONNX's inference as a dim that nothing is known of."""
     return dim is None or (isinstance(dim, str) and dim.startswith("unk__"))
 

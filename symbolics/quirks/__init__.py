@@ -17,6 +17,7 @@ from symbolics.quirks.onnx.equal_draws import kept_apart
 from symbolics.quirks.onnx.lost_initializers import register_lost_initializers
 from symbolics.quirks.onnx.near_numbers import near_numbers_apart
 from symbolics.quirks.onnx.norms_of_doubles import norms_of_doubles
+from symbolics.quirks.onnx.open_spectra import spectra_of_open_lengths
 from symbolics.quirks.onnx.stretched_axes import without_stretched_axes
 from symbolics.quirks.onnx.windows_of_padding import without_windows_of_padding
 from symbolics.quirks.onnxruntime.batch_norm_buffers import copied, pin_running_statistics, read_copies
@@ -28,6 +29,7 @@ from symbolics.quirks.onnxruntime.empty_products import EMPTY_PRODUCTS, products
 from symbolics.quirks.onnxruntime.half_scatters import scatter_halves_in_float
 from symbolics.quirks.onnxruntime.matrix_vector import turn_products_with_vectors
 from symbolics.quirks.onnxruntime.racing_scatters import scatter_in_turn
+from symbolics.quirks.onnxruntime.rough_spectra import spectra_in_doubles
 from symbolics.quirks.pytorch.angles import ANGLES
 from symbolics.quirks.pytorch.attention_dropout import say_that_attention_drops
 from symbolics.quirks.pytorch.axes import AXES
@@ -192,6 +194,8 @@ OPTIMIZED: tuple[GraphPass, ...] = (
     norms_of_doubles,
     own_outputs_of_bodies,
     without_windows_of_padding,
+    spectra_of_open_lengths,
+    spectra_in_doubles,
 )
 
 #: On a file of any exporter, as `load` opens it: what onnxruntime does wrong stands here too, mostly, for files that are not ours.
@@ -206,6 +210,7 @@ LOADED: tuple[GraphPass, ...] = (
     own_outputs_of_bodies,
     scatter_in_turn,
     without_windows_of_padding,
+    spectra_of_open_lengths,
 )
 
 

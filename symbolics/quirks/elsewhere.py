@@ -10,6 +10,7 @@ __all__ = [
     "EMPTY_NAMES",
     "FUSIONS_IN_A_DOMAIN",
     "GATHER_ELEMENTS",
+    "HALF_SPECTRA",
     "MUTATED_BUFFERS",
     "OMITTED_OUTPUTS",
     "PADS_WITH_AXES",
@@ -86,4 +87,11 @@ GATHER_ELEMENTS = Quirk(
     seen="1.23.2",
     wrong="the reference evaluator's GatherElements takes no axis from the end, no smaller indices, and no axis longer than 64",
     issue="onnx/onnx#8444",
+)
+
+HALF_SPECTRA = Quirk(
+    cure="the Pad of _fitted in symbolics/graph/spectra.py",
+    upstream="onnxruntime",
+    seen="1.32",
+    wrong="a one-sided inverse DFT to n points gives other numbers where its input has more or fewer than n // 2 + 1 points",
 )

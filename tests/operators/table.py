@@ -79,6 +79,27 @@ _INTRODUCTION = """\
 Here you find out which of these {} operators export, run and train with pythonop.
 [How to read an entry](../operators.md#how-to-read-an-entry) explains the words."""
 
+#: What a page says before its operators.
+_NOTES = {
+    "fft": """\
+## Write a Fourier layer
+
+torch.onnx translates few operators of complex tensors: no `einsum`, no `f[:, :, None]`, no assignment to a slice. So compute with real numbers
+between the transforms, as `torch.view_as_real` gives them, and the layer is standard operators, at fixed and at open sizes:
+
+```python
+def forward(self, x):  # weights wr, wi: real and imaginary parts
+    f = torch.view_as_real(torch.fft.rfft2(x))
+    a, b = f[..., 0], f[..., 1]
+    o = torch.stack([a * self.wr - b * self.wi, a * self.wi + b * self.wr], -1)
+    return torch.fft.irfft2(torch.view_as_complex(o), s=x.shape[-2:])
+```
+
+A mixture of channels is an `einsum` of `a`, `b` and the weights; `torch.cat` with zeros puts back the frequencies that you leave out.
+pythonop writes each transform whose length is not known to be a power of two in float64, for onnxruntime's float32 loses digits there.
+"""
+}
+
 _WAYS = """
 ## When your operator does not work
 
@@ -173,6 +194,7 @@ def pages(found: Mapping[tuple[str, str], Line], opaque: Mapping[tuple[str, str]
     made = {DOCUMENT: _overview(found, opaque, names, listed)}
     for page, those in listed.items():
         text = [f"# Operators: {_PAGES[page][0]}\n", _INTRODUCTION.format(len(those))]
+        text += [f"\n{_NOTES[page].rstrip()}"] if page in _NOTES else []
         made[FOLDER / f"{page}.md"] = "\n".join([*text, *(_entry(name, found, opaque) for name in those)]) + "\n"
     return made
 

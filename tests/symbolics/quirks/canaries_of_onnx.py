@@ -49,3 +49,14 @@ def norms_of_doubles(cures=()):
     found = on_onnxruntime([node], {"x": x, "s": np.ones(5), "b": np.zeros(5)}, cures=cures)
     middle = x - x.mean(-1, keepdims=True)
     return not np.allclose(found, middle / np.sqrt((middle**2).mean(-1, keepdims=True) + 1e-5), rtol=1e-12, atol=0)
+
+
+def open_spectra():
+    """Half of a spectrum, as long as the whole."""
+    body = "axis = Constant<value = int64 {1}>() z = DFT<onesided = 1>(x, length, axis) y = Neg(z)"
+    text = f'<ir_version: 10, opset_import: ["": 20]> g (float[3,m,1] x, int64 length) => (float[3,k,2] y) {{ {body} }}'
+    inferred = {
+        value.name: value.type.tensor_type.shape
+        for value in onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text)).graph.value_info
+    }
+    return inferred["z"].dim[1].dim_param == "m"

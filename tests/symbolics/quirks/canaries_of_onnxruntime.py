@@ -154,3 +154,34 @@ def empty_reductions(cures=()):
 def mean_of_nothing(cures=()):
     node = helper.make_node("ReduceMean", ["x"], ["y"], keepdims=0)
     return not np.isnan(on_onnxruntime([node], {"x": np.zeros((0, 3), np.float32)}, cures=cures))
+
+
+def buffers_of_open_spectra(cures=()):
+    """A whole in a place that was kept for half of a spectrum."""
+    body = """axis = Constant<value = int64 {1}>() size = Shape<start = 1, end = 2>(x) length = Squeeze(size)
+        half = DFT<onesided = 1>(x, length, axis) sum = ReduceSum<keepdims = 0>(half) moved = Add(x, sum)
+        whole = Concat<axis = 2>(moved, x) y = ReduceMax<keepdims = 0>(whole)"""
+    text = f'<ir_version: 10, opset_import: ["": 20]> g (float[3,n,1] x) => (float y) {{ {body} }}'
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    for cure in cures:
+        cure(model, list(model.graph))
+    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString())
+    try:
+        return differs((session.run(None, {"x": np.ones((3, 16, 1), np.float32)})[0], 49))
+    except Exception:
+        return True
+
+
+def rough_spectra(cures=()):
+    x = np.random.default_rng(0).standard_normal((4, 1000)).astype(np.float32)
+    y = on_onnxruntime([helper.make_node("DFT", ["x"], ["y"], axis=1, onesided=1)], {"x": x[:, :, None]}, cures=cures)
+    right = np.fft.rfft(x.astype(np.float64))
+    return np.abs(y[..., 0] + 1j * y[..., 1] - right).max() > 1e-6 * np.abs(right).max()
+
+
+def half_spectra(cures=()):
+    """Missing points are zeros."""
+    x = np.random.default_rng(0).standard_normal((3, 3, 2))
+    node = helper.make_node("DFT", ["x", "length"], ["y"], axis=1, inverse=1, onesided=1)
+    y = on_onnxruntime([node], {"x": x}, {"length": np.array(8)}, cures=cures)
+    return differs((y[..., 0], np.fft.irfft(x[..., 0] + 1j * x[..., 1], 8)))

@@ -25,6 +25,7 @@ FILES = {
 QUIRKS = {**FILES, **{name.lower(): getattr(elsewhere, name) for name in elsewhere.__all__}}
 #: A canary is named as its quirk; a quirk may have several: canary -> quirk.
 FURTHER = {
+    "buffers_of_open_spectra": "open_spectra",
     "empty_batches": "empty_products",
     "mean_of_nothing": "empty_reductions",
     **dict.fromkeys(("embedding", "extremum", "log_sigmoid", "std"), "own_backward"),
