@@ -143,8 +143,14 @@ def sizes_hint(proto: onnx.ModelProto, inputs: Mapping[str, np.ndarray], dims: M
     names = default_sizes(proto, inputs, dims)
     if not names:
         return ""
-    several = f"the open axes {', '.join(map(shown, names[:8]))}{', ...' if len(names) > 8 else ''}" if names[1:] else f"the open axis {shown(names[0])}"
-    return f"  {several} had size 2, which a model need not take: give {'theirs' if names[1:] else 'another'} with --dim {shown(names[0])}=N"
+    several = (
+        f"the open axes {', '.join(map(shown, names[:8]))}{', ...' if len(names) > 8 else ''}"
+        if names[1:]
+        else f"the open axis {shown(names[0])}"
+    )
+    return (
+        f"  {several} had size 2, which a model need not take: give {'theirs' if names[1:] else 'another'} with --dim {shown(names[0])}=N"
+    )
 
 
 def _wanted(proto: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:

@@ -104,9 +104,12 @@ def lost_gradients(lost: Iterable[str]) -> Iterator[tuple[Row, Note]]:
     """For each thing that a file has lost and that gradients depend on, as `lost_counts` says it: a row that is not equal, and what to do."""
     for message in lost:
         row = Row("all gradients", GRADIENTS, (), "", float("nan"), None, 0.0, "", False, NOT_COMPARED)
-        yield row, Note(
-            "Gradients not compared",
-            f"{message} Outputs and buffers were compared. Way out: verify the file as the exporter saved it (so does --bisect), before its functions are inlined.",
+        yield (
+            row,
+            Note(
+                "Gradients not compared",
+                f"{message} Outputs and buffers were compared. Way out: verify the file as the exporter saved it (so does --bisect), before its functions are inlined.",
+            ),
         )
 
 

@@ -155,11 +155,9 @@ def test_an_opset_that_cannot_be_written_is_no_file(opset, dynamo, tmp_path, cap
     [(18, 13, True, "dynamo=False"), (18, 26, True, ""), (20, 26, True, ""), (None, 25, False, "dynamo=True"), (None, 5, False, "")],
 )
 def test_the_other_exporter_is_advised_only_where_it_writes_that_opset(written, opset, dynamo, advised):
+    model = ir.Model(ir.Graph([], [], nodes=[], opset_imports={"": written or 18}), ir_version=10)
     with pytest.raises(exporter.ExportError) as told:
-        if written is None:
-            check_asked(opset, dynamo)
-        else:
-            check_opset(ir.Model(ir.Graph([], [], nodes=[], opset_imports={"": written}), ir_version=10), opset)
+        check_asked(opset, dynamo) if written is None else check_opset(model, opset)
     assert "Ask for another opset: 18 to 23 of either exporter" in str(told.value)
     assert ("dynamo=" in str(told.value)) == bool(advised) and advised in str(told.value)
 

@@ -184,7 +184,9 @@ def test_levels_alone_have_a_way_out():
     program, quantized, inputs = made("conv ste")
     proof = exporter.verify_quantized(quantized, program, *inputs, levels=0.0)
     assert proof.failures and all("of the levels of" in each for each in proof.failures), str(proof)
-    assert re.match(r"way out: each layer alone is right \(0\.\d+% .*the layers before\. If the outputs are as good \(another class in ", proof.way_out)
+    assert re.match(
+        r"way out: each layer alone is right \(0\.\d+% .*the layers before\. If the outputs are as good \(another class in ", proof.way_out
+    )
     number = re.search(r"set levels=([\d.]+) \(--max-levels \1\)$", proof.way_out)[1]
     assert exporter.verify_quantized(quantized, program, *inputs, levels=float(number)).ok
 
@@ -202,7 +204,12 @@ def test_levels_alone_have_a_way_out():
     ],
 )  # fmt: skip
 def test_what_a_layer_behind_others_may_need(changed, limits):
-    found = {"levels": {"a": 0.0, "b": 0.10696}, "layers": {"a": (0, 1000), "b": (1, 1000)}, "tails": {"y": 0.0}, "classes": {"y": 0.0}} | changed
+    found = {
+        "levels": {"a": 0.0, "b": 0.10696},
+        "layers": {"a": (0, 1000), "b": (1, 1000)},
+        "tails": {"y": 0.0},
+        "classes": {"y": 0.0},
+    } | changed
     compared = Comparison(found["levels"], {}, found["layers"], {"y": 0.1}, found["tails"], found["classes"], 1, 1, {})
     proof = Proof({}, [], compared, Limits(None, 0.05, 0.005, 0.001), {})
     assert proof.way_out.endswith(limits) and bool(proof.way_out) == bool(limits), proof.way_out
