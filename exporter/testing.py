@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from exporter.verification.report import Report
 from exporter.verification.verify import verify
+from symbolics.text import clean
 
 __all__ = ["assert_roundtrip"]
 
@@ -36,5 +38,14 @@ def assert_roundtrip(model: Any, args: Any = (), kwargs: dict[str, Any] | None =
         more = [f"  and {len(bad) - 20} more"] if len(bad) > 20 else []
         departure = [f"first departure: {report.first_departure}"] if report.first_departure else []
         notes = [f"{note.title}: {note.text}" for note in report.notes]
-        raise AssertionError("\n".join([report.summary(), *lines, *more, *departure, *notes]))
+        raise AssertionError("\n".join([report.summary(), *lines, *more, *departure, *_leads(options, report), *notes]))
     return report
+
+
+def _leads(options: dict[str, Any], report: Report) -> list[str]:
+    """What leads to the Function that differs: of a file that was there, `pythonop diff` as well."""
+    bisect = [] if options.get("bisect") or report.first_departure else ["bisect=True names the first node that departs"]
+    file = options.get("file")
+    kept = clean(str(file)) if isinstance(file, (str, os.PathLike)) else "the file"
+    diff = [] if file is None else [f"pythonop diff {kept} TODAY, an export of today's model, names the Function whose code changed"]
+    return ["to find the Function: " + "; ".join((*bisect, *diff))] if bisect or diff else []

@@ -11,7 +11,7 @@ import onnx
 from click.core import ParameterSource
 
 from exporter.commands.run import read_arrays, sizes_of
-from exporter.commands.run_file import default_sizes, several_feeds
+from exporter.commands.run_file import default_sizes, several_feeds, sizes_hint
 from exporter.commands.shared import Failure
 from symbolics.text import shown
 from symbolics.users import warn
@@ -21,7 +21,7 @@ __all__ = ["compared_feeds"]
 
 def compared_feeds(
     context: click.Context, proto: onnx.ModelProto, runs: int, inputs: Path | None, dims: tuple[str, ...], *, in_python: str
-) -> tuple[list[dict[str, Any]], list[str]]:
+) -> tuple[list[dict[str, Any]], list[str], str]:
     """The inputs of --runs or --compare, one where all runs would be the same.
 
     Args:
@@ -31,7 +31,7 @@ def compared_feeds(
         in_python: The call of Python that takes a data set.
 
     Returns:
-        The arrays of each run, and lines for the report.
+        The arrays of each run, lines for the report, and what to say where a model cannot be run on them.
 
     Raises:
         Failure, RunError, FormatError: An option does not fit the file. Failure: all inputs would be zeros.
@@ -48,6 +48,5 @@ def compared_feeds(
         warn(f"no input is random, so all {runs} runs would be the same: one is made. A data set is compared in Python: {in_python}")
     twos = default_sizes(proto, arrays, sizes)
     made_up = {"size 2, as no --dim says another": twos, "zeros, as no --inputs gives them": zeros}
-    return feeds, [
-        f"  {what}: {', '.join(map(shown, names[:8]))}{', ...' if len(names) > 8 else ''}" for what, names in made_up.items() if names
-    ]
+    notes = [f"  {what}: {', '.join(map(shown, names[:8]))}{', ...' if len(names) > 8 else ''}" for what, names in made_up.items() if names]
+    return feeds, notes, sizes_hint(proto, arrays, sizes)

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from exporter.commands.run import read_arrays, sizes_of
-from exporter.commands.run_file import feeds_of
+from exporter.commands.run_file import feeds_of, sizes_hint
 from exporter.commands.shared import one_message, reported, run_setups, show, status
 from exporter.files.needs import Needs, needs_of
 from exporter.files.proto import open_proto
@@ -72,8 +72,9 @@ def _times(
 
     proto, _ = open_proto(file)
     run_setups(setups)
-    feeds = feeds_of(proto, read_arrays(inputs) if inputs is not None else {}, sizes_of(dims), 0)
-    with status(f"running {file}", quiet), one_message(context, "the run"):
+    arrays, sizes = read_arrays(inputs) if inputs is not None else {}, sizes_of(dims)
+    feeds = feeds_of(proto, arrays, sizes, 0)
+    with status(f"running {file}", quiet), one_message(context, "the run", beside=sizes_hint(proto, arrays, sizes)):
         found = profile(file, feeds, allow=allow, runs=_RUNS, providers=providers)
     calls: dict[str, float] = {}
     for row in found.rows:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from exporter.commands.providers import provider_option
 from exporter.commands.run import allow_option, dims_option, inputs_option, read_arrays, sizes_of
-from exporter.commands.run_file import feeds_of
+from exporter.commands.run_file import feeds_of, sizes_hint
 from exporter.commands.shared import (
     Failure,
     json_option,
@@ -82,8 +82,9 @@ def profile(
     with reported(context):
         proto, _ = open_proto(file)
         run_setups(setups)
-        feeds = feeds_of(proto, read_arrays(inputs) if inputs is not None else {}, sizes_of(dims), 0)
-        with status(f"profiling {file}", as_json), one_message(context, "the run"):
+        arrays, sizes = read_arrays(inputs) if inputs is not None else {}, sizes_of(dims)
+        feeds = feeds_of(proto, arrays, sizes, 0)
+        with status(f"profiling {file}", as_json), one_message(context, "the run", beside=sizes_hint(proto, arrays, sizes)):
             found = profile_file(file, feeds, allow=allow, runs=times, providers=providers, as_written=as_written, strict=strict)
         if html is not None:
             from exporter.profiling.flame import flame_page

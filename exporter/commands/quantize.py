@@ -100,9 +100,9 @@ def quantize(
             quantized = exporter.quantize(model, weights=weights, group=group)
         compared, notes = None, list[str]()
         if runs:
-            with status("comparing", as_json), one_message(context, "the run"):
-                call = "exporter.quantize(model).compare(*data)"
-                feeds, notes = compared_feeds(context, quantized.model_proto, runs, inputs, dims, in_python=call)
+            call = "exporter.quantize(model).compare(*data)"
+            feeds, notes, hint = compared_feeds(context, quantized.model_proto, runs, inputs, dims, in_python=call)
+            with status("comparing", as_json), one_message(context, "the run", beside=hint):
                 compared = quantized.compare(*feeds)
         unchecked = checked([(quantized.model, output)], check, as_json)
         with status(f"writing {output}", as_json):

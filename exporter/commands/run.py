@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from exporter.commands.providers import provider_option
-from exporter.commands.run_file import Backend, run_file
+from exporter.commands.run_file import Backend, feeds_of, run_file, sizes_hint
 from exporter.commands.shared import (
     Failure,
     json_option,
@@ -25,6 +25,7 @@ from exporter.commands.shared import (
     status,
     strict_option,
 )
+from exporter.files.proto import open_proto
 from exporter.files.read import open_model
 from exporter.files.save import writable
 from exporter.files.tensors import data_files
@@ -91,11 +92,10 @@ def run(
         run_setups(setups)
         arrays = read_arrays(inputs) if inputs is not None else {}
         engine: Backend = "reference" if reference else "onnxruntime"
-        with status(f"running {file}", as_json), one_message(context, "the run"):
-            sizes = sizes_of(dims)
-            facts = run_file(
-                file, allow=allow, inputs=arrays, output=output, engine=engine, dims=sizes, times=times, providers=providers, strict=strict
-            )
+        proto, sizes = open_proto(file)[0], sizes_of(dims)
+        feeds = feeds_of(proto, arrays, sizes, 0)
+        with status(f"running {file}", as_json), one_message(context, "the run", beside=sizes_hint(proto, arrays, sizes)):
+            facts = run_file(file, allow=allow, inputs=feeds, output=output, engine=engine, times=times, providers=providers, strict=strict)
         if as_json:
             click.echo(json.dumps(facts))
             return

@@ -15,7 +15,7 @@ from exporter.files.save import saving
 from symbolics.errors import FormatError, RunError
 from symbolics.text import shown
 
-__all__ = ["Backend", "default_sizes", "feeds_of", "made_up_inputs", "run_file", "several_feeds"]
+__all__ = ["Backend", "default_sizes", "feeds_of", "made_up_inputs", "run_file", "several_feeds", "sizes_hint"]
 
 Backend = Literal["auto", "onnxruntime", "reference"]
 
@@ -136,6 +136,21 @@ def default_sizes(proto: onnx.ModelProto, inputs: Mapping[str, np.ndarray], dims
     made_up = [value for value in _wanted(proto) if value.name not in inputs]
     named = {dim.dim_param: None for value in made_up for dim in value.type.tensor_type.shape.dim if dim.dim_param}
     return [name for name in named if name not in dims]
+
+
+def sizes_hint(proto: onnx.ModelProto, inputs: Mapping[str, np.ndarray], dims: Mapping[str, int]) -> str:
+    """What to say where a run fails that had sizes of nobody's choice; "" where all were said."""
+    names = default_sizes(proto, inputs, dims)
+    if not names:
+        return ""
+    several = (
+        f"the open axes {', '.join(map(shown, names[:8]))}{', ...' if len(names) > 8 else ''}"
+        if names[1:]
+        else f"the open axis {shown(names[0])}"
+    )
+    return (
+        f"  {several} had size 2, which a model need not take: give {'theirs' if names[1:] else 'another'} with --dim {shown(names[0])}=N"
+    )
 
 
 def _wanted(proto: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:

@@ -24,7 +24,7 @@ from rich.text import Text
 
 import exporter
 from exporter.commands.hints import instead_of_a_name, instead_of_a_target, no_such_module, on_the_command_line
-from symbolics.errors import ExportError, Faq, PythonopError, PythonopWarning
+from symbolics.errors import ExportError, Faq, PythonopError, PythonopWarning, RunError
 from symbolics.node.patterns import listed
 from symbolics.text import causes, clean, headline, message
 from symbolics.users import TOOK
@@ -377,28 +377,33 @@ def _torch_hushed() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def one_message(context: click.Context, what: str, *, root: bool = False) -> Iterator[None]:
+def one_message(context: click.Context, what: str, *, root: bool = False, beside: str = "") -> Iterator[None]:
     """Around what may raise anything: it becomes one message, unless somebody asked for the traceback.
 
     Args:
         context: The command.
         what: The subject of the message.
         root: Tell the first cause: torch wraps what a model raised in an account of its own steps.
+        beside: What else may be the reason that it cannot be run: a line.
 
     Raises:
+        RunError: It cannot be run; with ``beside`` behind it.
         Failure: It failed, with an error that is not one of ours.
     """
     hushed = contextlib.nullcontext() if loud() > 0 or context.obj["traceback"] else _torch_hushed()
     try:
         with hushed:
             yield
-    except PythonopError:
+    except PythonopError as error:
+        if isinstance(error, RunError) and beside and not context.obj["traceback"]:
+            raise RunError(f"{error}\n{beside}", faq=error.faq) from error
         raise
     except Exception as error:
         if context.obj["traceback"]:
             raise
         cause = list(causes(error))[-1] if root else error
-        raise Failure(f"{what} failed with {headline(cause)}{_where()}") from error
+        line = f"\n{beside}" if beside else ""
+        raise Failure(f"{what} failed with {headline(cause)}{line}{_where()}") from error
 
 
 @contextlib.contextmanager

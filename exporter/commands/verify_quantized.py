@@ -128,9 +128,9 @@ def verify_quantized(
                     opset_version=opset,
                     portable=True,
                 )
-        with shared.status("comparing", as_json), shared.one_message(context, "the comparison"):
-            call = "exporter.verify_quantized(integers, model, *data)"
-            feeds, notes = compared_feeds(context, exporter.Program(whole).model_proto, runs, arrays, dims, in_python=call)
+        call = "exporter.verify_quantized(integers, model, *data)"
+        feeds, notes, hint = compared_feeds(context, exporter.Program(whole).model_proto, runs, arrays, dims, in_python=call)
+        with shared.status("comparing", as_json), shared.one_message(context, "the comparison", beside=hint):
             proof = exporter.verify_quantized(whole, rounded, *feeds, **limits)
         shared.tell(proof.as_json(), (f"{clean(str(integers))} beside {clean(model)}", *str(proof).splitlines(), *notes), as_json)
         if not proof.ok:

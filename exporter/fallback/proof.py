@@ -80,6 +80,7 @@ class Proof:
         asked = [eager, *(other.eager for other in others if other.eager is not None)]
         job: dict[str, Any] = {
             "steps": [asked_of(step) for step in asked],
+            "gradients": True,
             "seed": SEED,
             "buffers": sorted(eager.buffers.keys() - eager.notes),
         }

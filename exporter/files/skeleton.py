@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import onnx
 import onnx_ir as ir
 
 from exporter.files.tensors import held_tensors, inside, is_external, replacing
 from symbolics.errors import FormatError
 from symbolics.graph.values import name_of
+from symbolics.graph.walk import subgraphs, walk
 from symbolics.text import reason
 
 __all__ = ["SMALL", "is_weight", "skeleton"]
@@ -30,7 +34,7 @@ def skeleton(model: ir.Model) -> onnx.ModelProto:
     graph.inputs.extend(added)
     try:
         elsewhere = [each for each in held_tensors(model) if is_external(each.tensor)]
-        with replacing(elsewhere, {id(each.tensor): inside(each.tensor) for each in elsewhere}):
+        with replacing(elsewhere, {id(each.tensor): inside(each.tensor) for each in elsewhere}), _without_typeless_shapes(model):
             proto = ir.to_proto(model)
         for value, info in zip(reversed(added), reversed(proto.graph.input)):
             if value.const_value is not None and not info.HasField("type"):  # an initializer's type is that of its tensor
@@ -45,6 +49,21 @@ def skeleton(model: ir.Model) -> onnx.ModelProto:
         if weights:  # in the order that they had
             graph.initializers.clear()
             graph.initializers.update(every)
+
+
+@contextlib.contextmanager
+def _without_typeless_shapes(model: ir.Model) -> Iterator[None]:
+    """While the block runs, no value has a shape without a type: a message has no place for one, and onnx_ir would say so of each."""
+    nodes = [node for part in (model.graph, *model.functions.values()) for node in walk(part)]
+    made = (value for node in nodes for values in (node.outputs, *(body.inputs for body in subgraphs(node))) for value in values)
+    shapes = [(value, value.shape) for value in made if value.type is None and value.shape is not None]
+    for value, _ in shapes:
+        value.shape = None
+    try:
+        yield
+    finally:
+        for value, shape in shapes:
+            value.shape = shape
 
 
 def is_weight(tensor: ir.TensorProtocol | None) -> bool:

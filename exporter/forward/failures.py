@@ -42,6 +42,10 @@ class TorchExporterError(ExportError, torch.onnx.OnnxExporterError):
     module: str | None = None
 
 
+#: How TorchScript's exporter says that only newer opsets have an operator.
+_SINCE = re.compile(r"added in version (\d+)")
+
+
 class Untranslated(TorchExporterError):
     """Operators of torch have no translation to ONNX, or one that fails."""
 
@@ -77,9 +81,12 @@ def untranslated(nodes: Sequence[private.CapturedNode], dynamo: bool, why: str, 
     else:
         kept = f'opaque=[{name!r}], or opaque="missing" for all such operators, keeps it as one PythonOp, which runs PyTorch wherever the file runs;\n'
         kept += f"  or give a translation of it, {give}"
-    error = Untranslated(f"{head}  way out: {kept}; or export with dynamo={not dynamo}; fallback=True takes the first that works")
+    newer = ""
+    if since := _SINCE.search(why):  # a translation there is, of a newer opset: what comes first
+        newer = f"export with opset_version={since[1]} or newer (--opset {since[1]}), which has it; or "
+    error = Untranslated(f"{head}  way out: {newer}{kept}; or export with dynamo={not dynamo}; fallback=True takes the first that works")
     error.operators, error.module = operators, first.module
-    error.head, error.change = head, f"give a translation of it, {give}"
+    error.head, error.change = head, f"{newer}give a translation of it, {give}"
     return error
 
 

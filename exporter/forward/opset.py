@@ -23,7 +23,8 @@ def check_asked(opset: int | None, dynamo: bool) -> None:
             f"opset_version={opset}: the newest opset that onnx {onnx.__version__} knows is {newest}; leave it out for torch's own"
         )
     if opset is not None and not dynamo and opset not in private.opsets_of_torchscript():
-        raise _refusal(opset, dynamo, "torch's exporter does not write it")
+        newer = ", or for dynamo=True (--dynamo) for a newer one" if opset > max(private.opsets_of_torchscript()) else ""
+        raise _refusal(opset, "torch's exporter does not write it", newer)
 
 
 def check_opset(model: ir.Model, opset: int | None) -> None:
@@ -34,9 +35,9 @@ def check_opset(model: ir.Model, opset: int | None) -> None:
     """
     written = model.opset_imports.get("")
     if opset is not None and written != opset:
-        raise _refusal(opset, True, f"torch's exporter wrote opset {written} and cannot convert the model to {opset}")
+        older = ", or for dynamo=False (--no-dynamo) for an older one" if written is not None and opset < written else ""
+        raise _refusal(opset, f"torch's exporter wrote opset {written} and cannot convert the model to {opset}", older)
 
 
-def _refusal(opset: int | None, dynamo: bool, why: str) -> ExportError:
-    other = "dynamo=False (--no-dynamo) for an older one" if dynamo else "dynamo=True (--dynamo) for a newer one"
-    return ExportError(f"opset_version={opset}: {why}. Ask for another opset, for 18 to 23 of either exporter, or for {other}")
+def _refusal(opset: int, why: str, other: str) -> ExportError:
+    return ExportError(f"opset_version={opset}: {why}. Ask for another opset: 18 to 23 of either exporter{other}")

@@ -27,7 +27,7 @@ from symbolics.node.metadata import read_state
 from symbolics.node.names import BACKWARD_KEY, LINKS_KEY, MARK_COUNT_KEY, MARK_DOMAIN, MARK_OP
 from symbolics.text import shown
 
-__all__ = ["own_copy", "remove_marks", "set_ir_version"]
+__all__ = ["lost_counts", "own_copy", "remove_marks", "set_ir_version"]
 
 _OLDEST_IR = 8  # older ones have no functions, and the oldest list initializers among the inputs
 _OWN_INITIALIZERS = 4  # before it, each was to be an input as well; files leave them out, and runtimes never minded
@@ -45,12 +45,16 @@ _MARK = (MARK_DOMAIN, MARK_OP)
 
 
 # ------------------------------------------------------------------------------------------------------------ the copy
-def own_copy(source: Any, *, bounded: bool = False) -> ir.Model:
+def own_copy(source: Any, *, bounded: bool = False, forward: bool = False) -> ir.Model:
     """The model in a copy that may be changed, in an opset that the rules know, the nodes of modules in the place of calls of their functions.
 
     Args:
         source: The model.
         bounded: Whether `exporter.files.outlined` will make functions of modules again.
+        forward: Whether nobody takes a gradient of the copy: then it may have lost what gradients depend on.
+
+    Raises:
+        FormatError: The model is not valid, or it has lost what its gradients depend on.
     """
     model = open_model(source)
     lift_weights(model)
@@ -67,7 +71,8 @@ def own_copy(source: Any, *, bounded: bool = False) -> ir.Model:
     model.ir_version = max(model.ir_version, _OWN_INITIALIZERS)
     complete_calls(model)
     _check(model)
-    _check_counts(model)
+    if not forward:
+        _check_counts(model)
     if of_modules(model):
         if bounded:  # boundaries have the types of what they stand behind
             infer_shapes(model, only_where_missing=True)
@@ -195,8 +200,8 @@ def _marks(model: ir.Model) -> list[ir.Node]:
     return [n for g in graphs for n in walk(g) if is_mark(n)]
 
 
-def _check_counts(model: ir.Model) -> None:
-    """Refuse a model that has lost what its gradients depend on: marks, and links from functions to their backwards."""
+def lost_counts(model: ir.Model) -> dict[str, str]:
+    """What a model has lost that its gradients depend on, marks or links from functions to their backwards: the key of its count -> the message."""
     linked = sum(BACKWARD_KEY in function.metadata_props for function in model.functions.values())
     counts = {
         MARK_COUNT_KEY: (
@@ -206,13 +211,25 @@ def _check_counts(model: ir.Model) -> None:
         ),
         LINKS_KEY: (linked, "functions that have a backward of their own", "the gradients would be those of what is left"),
     }
-    for key, (found, what, then) in counts.items():
-        text = model.metadata_props.get(key)
-        if text is not None and text != str(found):
-            raise FormatError(
-                f"the file was written with {shown(text)} {what} and has {found}: something inlined or removed them, and {then}."
-                " Build the gradient graph from the file as the exporter saved it, and inline or optimize the training graph instead."
-            )
+    texts = {key: model.metadata_props.get(key) for key in counts}
+    return {
+        key: f"the file was written with {shown(text)} {what} and has {found}: something inlined or removed them, and {then}."
+        for key, (found, what, then) in counts.items()
+        if (text := texts[key]) is not None and text != str(found)
+    }
+
+
+def _check_counts(model: ir.Model) -> None:
+    """Refuse a model that has lost what its gradients depend on.
+
+    Raises:
+        FormatError: It has lost marks, or links.
+    """
+    for message in lost_counts(model).values():
+        raise FormatError(
+            f"{message} Build the gradient graph from the file as the exporter saved it, and inline or optimize the training graph instead."
+            "\n  without gradients the file runs and is quantised as it is (of a loaded one, under torch.no_grad())"
+        )
 
 
 def remove_marks(model: ir.Model) -> None:

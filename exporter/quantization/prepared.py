@@ -9,9 +9,10 @@ from typing import Any
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
+from exporter.files.read import open_model
 from exporter.files.tensors import check_data
 from exporter.gradient_graph.inference import infer_shapes
-from exporter.gradient_graph.model import own_copy, remove_marks
+from exporter.gradient_graph.model import lost_counts, own_copy, remove_marks
 from exporter.quantization.decided import decide, drop_settled_buffers
 from exporter.quantization.declared import declare
 from exporter.quantization.evaluation import nodes_between
@@ -49,7 +50,7 @@ def in_memory(model: Any) -> ir.Model:
     Raises:
         FormatError: The model is not valid, or the data of its weights is not there.
     """
-    copy = own_copy(model)
+    copy = own_copy(model, forward=True)
     check_data(copy)
     ir.external_data.load_to_model(copy)
     return copy
@@ -62,13 +63,18 @@ def prepare(model: Any) -> Prepared:
         FormatError: The model is not valid.
         ExportError: A Function computes something else than what `exporter.quantizer` declared.
     """
-    copy = in_memory(model)
+    source = open_model(model)
+    # The counts of what it has lost stay: a gradient of what comes of it is refused as one of the model itself is.
+    lost = {key: source.metadata_props[key] for key in lost_counts(source)}
+    copy = in_memory(source)
     kept = unread(copy.graph)  # parameters that the forward does not read are the model's, all the same
     from_qonnx_nodes(copy)
     declare(copy)
     declared = lower(copy)
     drop_straight_through(copy)
     remove_marks(copy)
+    copy.metadata_props.pop(LINKS_KEY, None)
+    copy.metadata_props.update(lost)
     for function in copy.functions.values():
         _forget_open_sizes(function)
     try:
@@ -103,7 +109,6 @@ def count_declared(quantizer: Quantizer, declared: Mapping[ir.Value, Record]) ->
 
 def forget(model: ir.Model) -> None:
     """Take from the table of the state what the file holds no more: weights and biases that are integers now."""
-    model.metadata_props.pop(LINKS_KEY, None)
     used = {node.domain for node in walk(model.graph)}
     for domain in [domain for domain in model.opset_imports if domain and domain not in used]:
         del model.opset_imports[domain]

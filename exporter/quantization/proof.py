@@ -23,6 +23,9 @@ from symbolics.text import clean
 
 __all__ = ["Limits", "Proof", "Thresholds", "verify_quantized"]
 
+#: So many levels of a layer may be others because its sums are rounded in another order: where a value is on a threshold.
+_ON_THRESHOLDS = 2
+
 #: So many steps from its ends every quantiser to bytes has cut off.
 _FURTHER = 300
 
@@ -81,6 +84,23 @@ class Proof:
     @property
     def failures(self) -> list[str]:
         """What passes a limit, a line each."""
+        limits = self.limits
+        levels = [
+            f"{share:.3%} of the levels of {clean(name)} differ, more than {limits.levels:.3%}"
+            for name, share in self.compared.levels.items()
+            if share > limits.levels
+        ]
+        layers = []
+        for name in self._over:
+            off, count = self.compared.layers[name]
+            beside = f"; rounding the bias before it to int32 moves up to {self.biases[name]:.1%}" if self._rounds(name) else ""
+            layers.append(
+                f"{off} of {count} levels of {clean(name)} differ where all before it are the same, more than {limits.outputs:.3%}{beside}"
+            )
+        return [*self._of_thresholds, *levels, *layers, *self._of_outputs]
+
+    @property
+    def _of_thresholds(self) -> list[str]:
         limits, found = self.limits, []
         for name, each in self.thresholds.items():
             most = TOLERATED_FLOATS if limits.floats is None else limits.floats
@@ -90,24 +110,26 @@ class Proof:
                 found.append(
                     f"{clean(name)} goes {each.beyond} level{'s' if each.beyond > 1 else ''} further than the model's: what is large is cut off elsewhere"
                 )
-        for name, share in self.compared.levels.items():
-            if share > limits.levels:
-                found.append(f"{share:.3%} of the levels of {clean(name)} differ, more than {limits.levels:.3%}")
-        for name, (off, count) in self.compared.layers.items():
-            if off > 1 + limits.outputs * count:
-                beside = f"; rounding the bias before it to int32 moves up to {self.biases[name]:.1%}" if self._rounds(name) else ""
-                found.append(
-                    f"{off} of {count} levels of {clean(name)} differ where all before it are the same, more than {limits.outputs:.3%}{beside}"
-                )
-        for name, share in self.compared.classes.items():
-            if share > limits.classes:
-                found.append(f"{share:.3%} of the rows of {clean(name)} have another class, more than {limits.classes:.3%}")
-        for name, share in self.compared.tails.items():
-            if not share <= limits.outputs:
-                found.append(
-                    f"the output {clean(name)} differs by {share:.3%} (rms) where all levels are the same, more than {limits.outputs:.3%}"
-                )
         return found
+
+    @property
+    def _of_outputs(self) -> list[str]:
+        limits = self.limits
+        classes = [
+            f"{share:.3%} of the rows of {clean(name)} have another class, more than {limits.classes:.3%}"
+            for name, share in self.compared.classes.items()
+            if share > limits.classes
+        ]
+        return classes + [
+            f"the output {clean(name)} differs by {share:.3%} (rms) where all levels are the same, more than {limits.outputs:.3%}"
+            for name, share in self.compared.tails.items()
+            if not share <= limits.outputs
+        ]
+
+    @property
+    def _over(self) -> list[str]:
+        """The quantisers of which more levels differ than may where all before them are the same."""
+        return [name for name, (off, count) in self.compared.layers.items() if off > 1 + self.limits.outputs * count]
 
     def _rounds(self, name: str) -> bool:
         """Whether no more levels of a quantiser differ than the rounding of a bias may move."""
@@ -116,22 +138,29 @@ class Proof:
 
     @property
     def way_out(self) -> str:
-        """The limits to set, where too much differs because `quantize` rounds biases of convolutions to int32; "" where that is not the cause.
+        """The limits to set, where too much differs and each layer by itself is as `quantize` writes it; "" where one is not.
 
-        It holds where that explains each layer by itself. What it does to levels further on follows from that; another class is never explained.
+        A layer may differ by the biases of convolutions, which are rounded to int32, or by a level or two on a threshold. What that does to levels
+        further on follows from it; another class is never explained.
         """
-        over = [name for name, (off, count) in self.compared.layers.items() if off > 1 + self.limits.outputs * count]
-        if not over or not all(map(self._rounds, over)):
+        over, levels = self._over, max(self.compared.levels.values(), default=0.0)
+        rounded = bool(over) and all(map(self._rounds, over))
+        right = all(self._rounds(name) or self.compared.layers[name][0] <= _ON_THRESHOLDS for name in over)
+        if not rounded and (not right or self._of_thresholds or self._of_outputs or not self.failures):
             return ""
-        wanted = {"outputs": max(off / count for off, count in map(self.compared.layers.__getitem__, over))}
-        if (levels := max(self.compared.levels.values())) > self.limits.levels:
+        shares = {name: off / max(count, 1) for name, (off, count) in self.compared.layers.items()}
+        wanted = {"outputs": max(map(shares.__getitem__, over))} if over else {}
+        if levels > self.limits.levels:
             wanted["levels"] = levels
         numbers = {name: f"{math.ceil(share * 1000) / 1000:g}" for name, share in wanted.items()}
         options = " ".join(f"--max-{name} {number}" for name, number in numbers.items())
-        return (
-            f"way out: quantize rounds the biases of convolutions to int32. If {max(wanted.values()):.2%} of the levels may move by that, "
-            f"set {', '.join(f'{name}={number}' for name, number in numbers.items())} ({options})"
-        )
+        limits = f"set {', '.join(f'{name}={number}' for name, number in numbers.items())} ({options})"
+        if rounded:
+            return f"way out: quantize rounds the biases of convolutions to int32. If {max(wanted.values()):.2%} of the levels may move by that, {limits}"
+        classes = max(self.compared.classes.values(), default=None)
+        judged = "are as good on your data" if classes is None else f"are as good (another class in {classes:.2%} of the rows)"
+        alone = f"{max(shares.values(), default=0.0):.3%} of its levels differ at most where all before it are the same"
+        return f"way out: each layer alone is right ({alone}); all else comes from the layers before. If the outputs {judged}, {limits}"
 
     @property
     def ok(self) -> bool:

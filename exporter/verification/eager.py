@@ -60,6 +60,10 @@ class EagerStep:
         """The same, without the notes that a file does not carry."""
         return replace(self, buffers={name: value for name, value in self.buffers.items() if name not in self.notes or name in carried})
 
+    def without_gradients(self) -> EagerStep:
+        """The same, with outputs and buffers alone: what there is to compare with a file that has no gradients."""
+        return replace(self, cotangents=[None] * len(self.outputs), gradients={})
+
     @classmethod
     def run(cls, case: Case, kind: torch.dtype | None = None, given: list[Any] | None = None, masks: Masks | None = None) -> EagerStep:
         """Run a copy of the model; where PyTorch refuses that an input needs a gradient, with the gradient stopped there, as in the file.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,14 +20,14 @@ from exporter.runtime.changed import changed_functions, named
 from exporter.runtime.tensors import to_tensor
 from exporter.verification.compare import difference, largest
 from exporter.verification.notes import CHANGED, Note
-from exporter.verification.rows import Row
+from exporter.verification.rows import GRADIENTS, NOT_COMPARED, Row
 from exporter.verification.steps import copy_of, entries_of_copy
 from symbolics.errors import FormatError, PythonopError, TrustError
 from symbolics.graph.walk import walk
 from symbolics.node.names import STATE_KEY, STEP_KEY
 from symbolics.text import shown
 
-__all__ = ["names_allowed", "note_on_values", "note_on_weights", "open_existing", "weight_rows"]
+__all__ = ["lost_gradients", "names_allowed", "note_on_values", "note_on_weights", "open_existing", "weight_rows"]
 
 _LACKING = "the file has no such weight"
 
@@ -98,6 +98,19 @@ def _row(name: str, ours: torch.Tensor | None, value: ir.Value | None) -> Row:
     problem = f"{count} of {ours.numel()} elements differ" if count else ""
     gap = difference(theirs, ours) / (largest(ours) or 1.0) if ours.is_floating_point() else float(count)
     return Row(*about, gap, None, 0.0, about[3], not count, problem)
+
+
+def lost_gradients(lost: Iterable[str]) -> Iterator[tuple[Row, Note]]:
+    """For each thing that a file has lost and that gradients depend on, as `lost_counts` says it: a row that is not equal, and what to do."""
+    for message in lost:
+        row = Row("all gradients", GRADIENTS, (), "", float("nan"), None, 0.0, "", False, NOT_COMPARED)
+        yield (
+            row,
+            Note(
+                "Gradients not compared",
+                f"{message} Outputs and buffers were compared. Way out: verify the file as the exporter saved it (so does --bisect), before its functions are inlined.",
+            ),
+        )
 
 
 def _is_in_integers(file: ir.Model) -> bool:

@@ -67,6 +67,8 @@ def run_in_a_fresh_process(
     count: int,
     timeout: float,
     providers: Sequence[Any] | None = None,
+    *,
+    gradients: bool = True,
 ) -> FileRun:
     """Run steps of the saved file by a Python that has seen neither the model nor its module; ``folder`` is for what both say.
 
@@ -76,6 +78,7 @@ def run_in_a_fresh_process(
         allow, setup, timeout: As `verify` takes them.
         count: How many steps are timed.
         providers: As `exporter.load` takes them.
+        gradients: Whether to take any; False for a file that has lost what they depend on.
 
     Raises:
         RunError: It does not end in time, or leaves no result.
@@ -87,6 +90,7 @@ def run_in_a_fresh_process(
         "steps": [asked_of(step) for step in eager],
         "providers": providers if providers is None else list(providers),
         "buffers": sorted(eager[0].buffers.keys() - eager[0].notes),
+        "gradients": gradients,
     }  # fmt: skip
     torch.save(job, folder / "job.pt")
     command = fresh_python("exporter.verification.worker", str(folder / "job.pt"), str(folder / "result.pt"))

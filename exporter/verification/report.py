@@ -18,7 +18,7 @@ from exporter.pictures.layout import missing
 from exporter.pictures.svg import LEGEND, STYLE
 from exporter.verification import charts
 from exporter.verification.notes import ALWAYS, Note
-from exporter.verification.rows import ELSEWHERE, NOT_COMPARED, ZEROS, Row
+from exporter.verification.rows import ELSEWHERE, GRADIENTS, NOT_COMPARED, ZEROS, Row
 from symbolics.errors import PythonopError
 from symbolics.text import clean, extra
 
@@ -117,10 +117,10 @@ class Report:
             (
                 row.name,
                 row.kind,
-                "x".join(map(str, row.shape)) or "scalar",
-                "" if row.note else f"{row.error:.1e}",
+                "" if row.kind == GRADIENTS else "x".join(map(str, row.shape)) or "scalar",
+                "" if row.note or row.kind == GRADIENTS else f"{row.error:.1e}",
                 "" if row.eager_error is None else f"{row.eager_error:.1e}",
-                "" if row.note else f"{row.tolerance:.1e}",
+                "" if row.note or row.kind == GRADIENTS else f"{row.tolerance:.1e}",
                 row.note or row.problem or ("equal" if row.ok else "differs"),
             )
             for row in worst[:count]
@@ -136,7 +136,7 @@ class Report:
 
     def summary(self) -> str:
         """One line."""
-        tensors = [row for row in self.rows if row.kind not in ELSEWHERE]
+        tensors = [row for row in self.rows if row.kind not in (*ELSEWHERE, GRADIENTS)]
         bad, tried = sum(not row.ok for row in tensors), [row for row in self.rows if row.kind in ELSEWHERE and not row.note]
         times = ", ".join(f"{key} {charts.duration(value)}" for key, value in self.seconds.items())
         verdict = f"{bad} of {len(tensors)} tensors differ from eager PyTorch's" if bad else f"{len(tensors)} tensors equal eager PyTorch's"
@@ -146,6 +146,8 @@ class Report:
             verdict += f", also at a {' and a '.join(row.kind for row in tried)}"
         if left := [row.kind for row in self.rows if row.kind in ELSEWHERE and row.note]:
             verdict += f", not compared at a {' and a '.join(dict.fromkeys(left))}"
+        if any(row.kind == GRADIENTS for row in self.rows):
+            verdict += "; gradients were not compared"
         errors = [row.error for row in self.rows if not row.note and math.isfinite(row.error)]
         return f"{verdict}; {f'largest error {max(errors):.1e} ' if errors else ''}({times})"
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["ELSEWHERE", "NOT_COMPARED", "ZEROS", "Row"]
+__all__ = ["ELSEWHERE", "GRADIENTS", "NOT_COMPARED", "ZEROS", "Row"]
 
 #: Kinds of rows that stand for all tensors, at another input.
 ELSEWHERE = ("second input", "second size")
+#: The kind of the row that stands for all gradients, of a file that has lost what they depend on.
+GRADIENTS = "gradients"
 #: How a `Row.note` begins.
 NOT_COMPARED = "not compared"
 #: The `Row.note` of a parameter that only another way of an opaque module reaches.
@@ -23,7 +25,8 @@ class Row:
         name: The output's number (with its name, of a file that was there before), the name of the parameter, input or buffer; at another
             input what is farthest from eager's.
         kind: "output", "parameter gradient", "input gradient", "buffer" for what the forward makes of one, or "weight" for a parameter or
-            buffer of a file that was there before; "second input" for all tensors at other values of the inputs, "second size" at other sizes.
+            buffer of a file that was there before; "second input" for all tensors at other values of the inputs, "second size" at other sizes;
+            "gradients" for all of them, where the file has lost what they depend on.
         shape, dtype: Eager's.
         error: The largest difference from the reference, in units of eager's largest value; of a gradient, at least a
             hundredth of the largest gradient of the model.

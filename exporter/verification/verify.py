@@ -26,12 +26,13 @@ from exporter.forward.case import Case
 from exporter.forward.eager_failure import eager_failure
 from exporter.forward.export import export
 from exporter.forward.plain_tensors import held_plainly
+from exporter.gradient_graph.model import lost_counts
 from exporter.runtime.providers import choose, precision_of, said_of
 from exporter.verification.bisect import first_departure
 from exporter.verification.compare import largest
 from exporter.verification.eager import EagerStep, draws, in_backward, in_float64, measured_step, with_the_files_masks
 from exporter.verification.elsewhere import Elsewhere, other_runs, rows_of
-from exporter.verification.existing import names_allowed, note_on_values, note_on_weights, open_existing, weight_rows
+from exporter.verification.existing import lost_gradients, names_allowed, note_on_values, note_on_weights, open_existing, weight_rows
 from exporter.verification.kept import note_on_state
 from exporter.verification.notes import (
     choices_of,
@@ -108,7 +109,8 @@ def verify(
         steps: How often a step runs for the times in the report.
         timeout: Seconds that the fresh process may take.
         file: A path, or what else `load` takes: compare this file, and export none. The first rows are its weights, bit by bit.
-            Functions that have changed since its export are in the notes.
+            Functions that have changed since its export are in the notes. Of a file whose functions somebody inlined, outputs and
+            buffers are compared, and one more row says that gradients were not: ``ok`` is then False.
         providers: As `load` takes them. With a ``precision`` of "bfloat16", tensors of float32 may differ as bfloat16 does.
 
     Returns:
@@ -192,6 +194,10 @@ def _compared(
     precise = in_float64(case, eager, masks)
     _log.info("running %s at other inputs", type(case.model).__name__)
     others = other_runs(case, program.model, masks, eager)
+    lost = [] if file is None else list(lost_gradients(lost_counts(program.model).values()))
+    if lost:
+        eager = eager.without_gradients()
+        others = [other if other.eager is None else replace(other, eager=other.eager.without_gradients()) for other in others]
     if allow is not None:
         allowed = list(allow)
     else:
@@ -205,7 +211,7 @@ def _compared(
             program.save(path)
         _log.info("running the file in a fresh process")
         asked = [eager, *(other.eager for other in others if other.eager is not None)]
-        run = run_in_a_fresh_process(path, Path(folder), asked, allowed, setup, steps, timeout, providers)
+        run = run_in_a_fresh_process(path, Path(folder), asked, allowed, setup, steps, timeout, providers, gradients=not lost)
         size = sum(each.stat().st_size for each in {path, *data_files(program.model), *Path(folder).glob("model.onnx*")} if each.exists())
     _log.info("comparing")
     _refuse_no_path(eager, run.steps[0])
@@ -218,6 +224,7 @@ def _compared(
     assert isinstance(found, FileStep)
     other_outputs = list(note_on_outputs(eager.outputs, found.outputs, [name_of(value) for value in results_of(program.model)]))
     notes = [
+        *(note for _, note in lost),
         *other_outputs,
         *note_on_weights(weights, program.model, str(file) if is_there else "model.onnx"),
         *note_on_changes(run.changed),
@@ -237,10 +244,10 @@ def _compared(
         ]
     made_by = "a file that was there" if file is not None else "torch.export" if options["dynamo"] else "TorchScript"
     report = Report(
-        [*weights, *rows], _facts(case, program.model, made_by, size, run, providers), _functions(program), seconds, memory=memory,
+        [*weights, *rows, *(row for row, _ in lost)], _facts(case, program.model, made_by, size, run, providers), _functions(program), seconds, memory=memory,
         notes=notes, program=program,
     )  # fmt: skip
-    if bisect and not report.ok and masks is None and same_model:  # with other weights, the first node that reads one departs
+    if bisect and not report.ok and not lost and masks is None and same_model:  # with other weights, the first node that reads one departs
         _log.info("looking for the first node that departs")
         report.first_departure = first_departure(program, *_where_it_differs(case, eager, rows, others), allowed)
         if report.first_departure is None:

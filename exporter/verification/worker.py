@@ -24,7 +24,8 @@ class FileSteps:
     def __init__(self, module: Any, job: dict[str, Any]) -> None:
         """Args:
         module: What `exporter.load` gave.
-        job: "steps": for each what `exporter.verification.process.asked_of` gives; "seed": of the masks of Dropout; "buffers": those to tell of, whether they change or not.
+        job: "steps": for each what `exporter.verification.process.asked_of` gives; "seed": of the masks of Dropout; "buffers": those to tell of, whether they change or not;
+            "gradients": whether to take any.
         """
         from exporter.verification.steps import state_of
         from symbolics.errors import RunError
@@ -46,11 +47,11 @@ class FileSteps:
         from exporter.verification.steps import backward, shapes_of
 
         inputs = {
-            name: (value := given["inputs"][known]).detach().clone().requires_grad_(value.is_floating_point())
+            name: (value := given["inputs"][known]).detach().clone().requires_grad_(value.is_floating_point() and self._job["gradients"])
             for name, known in self._names.items()
         }
         outputs = self._module.flat(**inputs)
-        if shapes_of(outputs) == given["shapes"]:
+        if self._job["gradients"] and shapes_of(outputs) == given["shapes"]:
             backward(outputs, given["cotangents"])
         return outputs, inputs
 
@@ -115,6 +116,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     begin = time.perf_counter()
     module = exporter.load(job["path"], allow=job["allow"], providers=job["providers"])
     seconds = {"load": time.perf_counter() - begin}
+    if not job["gradients"]:
+        module.requires_grad_(False)
     file, memory = FileSteps(module, job), HighWater()
     example, *others = job["steps"]
     first = file.found(example)

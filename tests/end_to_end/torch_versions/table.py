@@ -64,6 +64,19 @@ anything is exported: pythonop first calls a Function of its own (`MyFn.apply(x)
 functions, models, loaded modules and verification on it. `make pages TORCH=2.15.0` runs the code of these pages, with the newest release of
 every other package. [Maintaining pythonop](maintaining.md) says what to do about a new torch.
 
+## Which opset for which onnxruntime
+
+An export has opset 20 unless `opset_version=` (`--opset`) says another. An older onnxruntime refuses newer ones:
+
+| opset | onnxruntime | `dynamo=True` | `dynamo=False` |
+|---|---|---|---|
+| 15, 17 | run on 1.18.1, 1.19.2, 1.20.1 | where torch can convert the model from 18 | yes |
+| 18, 20, 21 | run on 1.18.1, 1.19.2, 1.20.1 | yes | yes |
+| 22, 23 | refused by 1.18.1 and 1.20.1; open in 1.32.0 | yes | yes |
+| 24, 25 | open in 1.32.0 | yes | an error |
+
+So for a server whose onnxruntime is old, take 18 to 21. Where torch's exporter cannot write the opset that you ask for, the error says which it can.
+
 ## A machine that only opens files
 
 - **Another torch** may open them: a file holds no release of torch. Its Functions run on the torch that is there, 2.13 or newer.

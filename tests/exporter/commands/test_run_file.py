@@ -7,9 +7,13 @@ import onnx
 import onnx.parser
 import pytest
 import torch
+from click.testing import CliRunner
 
+import exporter
+from exporter.cli import main
 from exporter.commands.run_file import default_sizes, run_file, several_feeds
 from symbolics.errors import RunError, TrustError
+from tests.exporter.quantization.quantizers import Act, Conv
 from tests.exporter.runtime.build import forward, record
 from tests.zoo import functions as F
 
@@ -60,3 +64,39 @@ def test_runs_that_would_all_be_the_same_are_one():
         assert len(feeds) == count == len({each["x"].tobytes() for each in feeds})
         assert default_sizes(float_and_ids, given, {}) == (["n"] if len(given) < 2 else [])
     assert default_sizes(float_and_ids, {}, {"n": 5}) == []
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """A model that takes no picture of 2 by 2, whose axes are open, and its integers."""
+    folder = tmp_path_factory.mktemp("pictures")
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(Act(signed=True, step=0.06), Conv(3, 4, 5), torch.nn.ReLU(), Act(step=0.05)).eval()
+    sizes = {"input": {0: "batch", 2: "height", 3: "width"}}
+    program = exporter.export(model, (torch.randn(2, 3, 16, 16),), portable=True, dynamic_shapes=sizes)
+    program.save(folder / "model.onnx")
+    exporter.quantize(program).save(folder / "integers.onnx")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "run {0}/model.onnx",
+        "run {0}/model.onnx --reference",
+        "profile {0}/model.onnx",
+        "quantize {0}/model.onnx -o {0}/again.onnx --compare 2",
+        "verify --quantized {0}/integers.onnx {0}/model.onnx",
+    ],
+)
+def test_a_size_that_nobody_chose_is_said_where_the_run_fails(pictures, line):
+    arguments = line.format(pictures).split()
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 2 and "the open axes batch, height, width had size 2" in done.output, done.output
+    assert "--dim batch=N" in done.output
+    some = CliRunner().invoke(main, [*arguments, "--dim", "height=2", "--dim", "batch=1"])
+    assert some.exit_code == 2 and "the open axis width had size 2" in some.output and "--dim width=N" in some.output, some.output
+    chosen = CliRunner().invoke(main, [*arguments, *(f"--dim={each}=2" for each in ("batch", "height", "width"))])
+    assert chosen.exit_code == 2 and "had size 2" not in chosen.output, chosen.output
+    fits = CliRunner().invoke(main, [*arguments, "--dim", "height=16", "--dim", "width=16"])
+    assert fits.exit_code == 0, fits.output

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import onnx_ir as ir
 import pytest
 import torch
 from torch import nn
 
 import exporter
+from exporter.forward.opset import check_asked, check_opset
 from tests.symbolics.capture.functions import Boom, Call, Mlp, Setup
 
 
@@ -146,6 +148,26 @@ def test_an_opset_that_cannot_be_written_is_no_file(opset, dynamo, tmp_path, cap
     assert not list(tmp_path.iterdir())
     assert "graph(%" not in capfd.readouterr().out  # torch prints all of it
     assert not [each for each in recwarn if "training mode" in str(each.message)]
+
+
+@pytest.mark.parametrize(
+    ("written", "opset", "dynamo", "advised"),
+    [(18, 13, True, "dynamo=False"), (18, 26, True, ""), (20, 26, True, ""), (None, 25, False, "dynamo=True"), (None, 5, False, "")],
+)
+def test_the_other_exporter_is_advised_only_where_it_writes_that_opset(written, opset, dynamo, advised):
+    model = ir.Model(ir.Graph([], [], nodes=[], opset_imports={"": written or 18}), ir_version=10)
+    with pytest.raises(exporter.ExportError) as told:
+        check_asked(opset, dynamo) if written is None else check_opset(model, opset)
+    assert "Ask for another opset: 18 to 23 of either exporter" in str(told.value)
+    assert ("dynamo=" in str(told.value)) == bool(advised) and advised in str(told.value)
+
+
+def test_an_operator_of_a_newer_opset_names_that_opset_first():
+    with pytest.raises(exporter.ExportError) as told:
+        exporter.export(Outer(torch.tril), (torch.randn(4, 4),), dynamo=False, opset_version=13)
+    message = str(told.value)
+    assert "opset_version=14 or newer (--opset 14)" in message
+    assert message.index("opset_version=14 or newer") < min(message.index("opaque="), message.index("register_custom_op_symbolic"))
 
 
 def test_the_opset_that_was_asked_for_is_written(dynamo):

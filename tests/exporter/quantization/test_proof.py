@@ -13,7 +13,8 @@ from click.testing import CliRunner
 
 import exporter
 from exporter.cli import main
-from exporter.quantization.comparison import _Apart
+from exporter.quantization.comparison import Comparison, _Apart
+from exporter.quantization.proof import Limits, Proof
 from tests.exporter.quantization.declared_functions import Lsq
 from tests.exporter.quantization.models import MODELS, trained
 from tests.exporter.quantization.quantizers import Act, Conv
@@ -176,6 +177,43 @@ def test_a_wrong_bias_has_no_way_out(coarse):
     held.const_value = ir.tensor(held.const_value.numpy() + np.int32(20), name=held.name)
     proof = exporter.verify_quantized(model, program, data)
     assert not proof.ok and not proof.way_out and "way out" not in str(proof)
+
+
+def test_levels_alone_have_a_way_out():
+    """Each layer is right by itself, and what differs comes from the layers before: the limit to set is said, with the classes to look at."""
+    program, quantized, inputs = made("conv ste")
+    proof = exporter.verify_quantized(quantized, program, *inputs, levels=0.0)
+    assert proof.failures and all("of the levels of" in each for each in proof.failures), str(proof)
+    assert re.match(
+        r"way out: each layer alone is right \(0\.\d+% .*the layers before\. If the outputs are as good \(another class in ", proof.way_out
+    )
+    number = re.search(r"set levels=([\d.]+) \(--max-levels \1\)$", proof.way_out)[1]
+    assert exporter.verify_quantized(quantized, program, *inputs, levels=float(number)).ok
+
+
+@pytest.mark.parametrize(
+    ("changed", "limits"),
+    [
+        ({}, "set levels=0.107 (--max-levels 0.107)"),
+        ({"layers": {"a": (0, 1000), "b": (2, 500)}}, "set outputs=0.004, levels=0.107 (--max-outputs 0.004 --max-levels 0.107)"),  # on thresholds
+        ({"layers": {"a": (0, 1000), "b": (2, 500)}, "levels": {"a": 0.0, "b": 0.004}}, "set outputs=0.004 (--max-outputs 0.004)"),
+        ({"layers": {"a": (0, 1000), "b": (9, 500)}}, ""),
+        ({"classes": {"y": 0.2}}, ""),
+        ({"tails": {"y": 0.2}}, ""),
+        ({"levels": {"a": 0.0, "b": 0.0}}, ""),
+    ],
+)  # fmt: skip
+def test_what_a_layer_behind_others_may_need(changed, limits):
+    found = {
+        "levels": {"a": 0.0, "b": 0.10696},
+        "layers": {"a": (0, 1000), "b": (1, 1000)},
+        "tails": {"y": 0.0},
+        "classes": {"y": 0.0},
+    } | changed
+    compared = Comparison(found["levels"], {}, found["layers"], {"y": 0.1}, found["tails"], found["classes"], 1, 1, {})
+    proof = Proof({}, [], compared, Limits(None, 0.05, 0.005, 0.001), {})
+    assert proof.way_out.endswith(limits) and bool(proof.way_out) == bool(limits), proof.way_out
+    assert not limits or "another class in 0.00% of the rows" in proof.way_out
 
 
 def test_how_far_outputs_are_apart():

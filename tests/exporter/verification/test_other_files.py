@@ -160,3 +160,15 @@ def test_a_portable_file_of_older_code(tmp_path):
     model.function = Double
     report = exporter.verify(model, X, file=path, steps=1)
     assert not report.ok and "Cube" in note(report, title) and "export again" in note(report, title)
+
+
+def test_an_assertion_about_a_kept_file_names_what_leads_to_the_function(tmp_path):
+    path = tmp_path / "kept.onnx"
+    exporter.export(Net(), X).save(path)
+    with pytest.raises(AssertionError) as told:
+        exporter.testing.assert_roundtrip(Net(), X, file=path, steps=1)
+    assert "bisect=True names the first node that departs" in str(told.value)
+    assert f"pythonop diff {path} TODAY" in str(told.value)
+    with pytest.raises(AssertionError) as told:
+        exporter.testing.assert_roundtrip(Net(), X, file=path, steps=1, bisect=True)
+    assert "bisect=True" not in str(told.value) and "pythonop diff" in str(told.value)
