@@ -45,6 +45,13 @@ class Raised:
             del self.errors[before:]
         return result
 
+    def led_to(self, error: BaseException | None) -> bool:
+        """Whether an error is one of them, or was raised where one was handled."""
+        known = {id(each) for _, each in self.errors}
+        while error is not None and id(error) not in known:
+            error = error.__cause__ or error.__context__
+        return error is not None
+
     def mode(self) -> TorchFunctionMode:
         """Notes what the block's calls raise, those of its backward as well."""
         return _Listening(self)

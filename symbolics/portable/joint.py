@@ -33,7 +33,7 @@ from symbolics.portable.decompositions import DECOMPOSITIONS
 from symbolics.portable.helpers import helpers_in_torch
 from symbolics.portable.kept import changed_by, keep
 from symbolics.portable.kernels import Untraceable, check_nodes, check_operator, kernels_run
-from symbolics.portable.proof import check_caught, check_graph, eager_step
+from symbolics.portable.proof import check_caught, check_graph, eager_step, own_generators
 from symbolics.portable.rewrites import Rewrites
 
 __all__ = ["Joint", "Untraceable", "trace"]
@@ -86,12 +86,15 @@ def trace(record: Record, used: Sequence[bool], decompositions: dict[Any, Any]) 
     if record.outputs.read:  # a class; forward may have set its values for the call alone
         for label, now, then in other_values(record.outputs.read, values_read(record.function)):
             raise Untraceable(f"it reads {label}, which was {then!r} in this call and is {now!r} after it: pass it as an argument")
-    with _alone(record.call), private.quiet_trial():
+    with _alone(record.call), private.quiet_trial(), own_generators():
+        traced = _Trace(record, used)
         try:
-            return _Trace(record, used).joint(decompositions)
+            return traced.joint(decompositions)
         except Untraceable:
             raise
         except Exception as error:
+            if not traced.raised.led_to(error):  # what its code has caught comes first
+                check_caught(traced.raised, None, _reason)
             raise Untraceable(_reason(error)) from error
 
 

@@ -23,7 +23,7 @@ from symbolics.capture.side_effects import was_freed
 from symbolics.node.dtypes import DTYPES
 from symbolics.portable.kernels import Untraceable
 
-__all__ = ["Eager", "check_caught", "check_graph", "eager_step"]
+__all__ = ["Eager", "check_caught", "check_graph", "eager_step", "own_generators"]
 
 #: How far a result may be from eager's, in parts of the largest: the same operators ran, in another order at most.
 _NEAR = {torch.float64: 1e-3, torch.float32: 1e-3}
@@ -76,7 +76,7 @@ def eager_step(
     inputs = [_stand_in(value, flag) for value, flag in zip(values, call.input_requires_grads, strict=True)]
     wanted = [i for i, flag in enumerate(call.input_requires_grads) if flag] if differentiated else []
     targets, raised, found = [inputs[i] for i in wanted], Raised(), list[torch.Tensor | None]()
-    with _own_generators() as sources:
+    with own_generators() as sources:
         try:
             with torch.enable_grad(), held(inputs), raised.mode():
                 outputs = run(inputs)
@@ -108,7 +108,9 @@ def check_caught(raised: Raised, eager: Eager | None, reason: Callable[[BaseExce
             if isinstance(error, Untraceable) and not name:
                 raise error
             what = (str(error) if isinstance(error, Untraceable) else reason(error)).rstrip(".")
-            raise Untraceable(f"its code catches an error that a tracer's tensors alone raise ({name or 'a condition'}), and goes on: {what}")
+            raise Untraceable(
+                f"its code catches an error that a tracer's tensors alone raise ({name or 'a condition'}), and goes on: {what}"
+            )
 
 
 def check_graph(eager: Eager, graph: Callable[..., Sequence[torch.Tensor]], outputs: int, gradients: Sequence[int]) -> None:
@@ -193,7 +195,7 @@ def _stand_in(value: Any, flag: bool) -> Any:
 
 
 @contextlib.contextmanager
-def _own_generators() -> Iterator[list[str]]:
+def own_generators() -> Iterator[list[str]]:
     """What the block draws is drawn again after it; the names of the generators that it drew from, filled in the end."""
     found, draws = list[str](), Draws()
     python, numpy = random.getstate(), np.random.get_state()

@@ -182,27 +182,29 @@ def is_data_dependent(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def refusals_watched(env: Any, refused: Callable[[Exception], None]) -> Iterator[None]:
-    """While it is open, tell of each error by which a ShapeEnv refuses a condition on a number that was read out of a tensor.
+    """While it is open, tell of each error by which a ShapeEnv (None: any) refuses a condition on a number that was read out of a tensor.
 
     What such a number is asked (``if x.item() > 0``, ``math.sqrt(x.item())``) is no function of torch, and no mode hears of it. Where torch's own
     operators ask, they know what to do.
     """
-    original = env._make_data_dependent_error
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    def made(*args: Any, **kwargs: Any) -> Exception:
-        error: Exception = original(*args, **kwargs)
+    original = ShapeEnv._make_data_dependent_error
+
+    def made(self: Any, *args: Any, **kwargs: Any) -> Exception:
+        error: Exception = original(self, *args, **kwargs)
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and _MODULES_OF_SIZES.match(name := frame.f_globals.get("__name__", "")):
             frame = frame.f_back
-        if frame is not None and not name.startswith("torch."):
+        if frame is not None and not name.startswith("torch.") and env in (None, self):
             refused(error)
         return error
 
-    env._make_data_dependent_error = made
+    ShapeEnv._make_data_dependent_error = made  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
-        del env._make_data_dependent_error
+        ShapeEnv._make_data_dependent_error = original  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
