@@ -26,13 +26,14 @@ from symbolics.capture.gradient_hooks import read_through_hooks
 from symbolics.capture.marks import differentiable_inputs
 from symbolics.capture.recorder import Recorder, active_recorder
 from symbolics.capture.translate import translations
+from symbolics.errors import ExportError
 from symbolics.graph.boundaries import is_boundary
 from symbolics.graph.collector import without_gc
 from symbolics.graph.shapes import write_sizes
 from symbolics.graph.values import is_mark, name_of
 from symbolics.users import warn
 
-__all__ = ["anchor_translation", "export_dynamo"]
+__all__ = ["anchor_translation", "decompose", "export_dynamo"]
 
 
 def export_dynamo(current: Hook, original: Any, model: Any, args: Any, f: Any = None, **options: Any) -> Any:
@@ -118,6 +119,23 @@ def _translate_dynamo(current: Hook, original: Any, model: Any, args: Any, optim
         make_runnable(program, {record.function for record in recorder.records.values() if isinstance(record.function, type)})
     current.program = Program(program.model, inlined, program)
     return program
+
+
+def decompose(current: Hook, original: Any, program: torch.export.ExportedProgram, *args: Any, **kwargs: Any) -> Any:
+    """What stands in for torch's decompositions of a captured program, which end the process where Dynamo has captured ``parameter.data = value``.
+
+    Raises:
+        ExportError: It has.
+    """
+    recorder = active_recorder()
+    if recorder is not None and (names := private.given_data(program)):
+        recorder.capture.error = recorder.capture.error or ExportError(
+            f"the model assigns `.data` of {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}, in a forward that torch.export captures with Dynamo alone.\n"
+            "  why: torch's decompositions of such a program end the process with a segmentation fault\n"
+            "  way out: write with parameter.copy_(value) under torch.no_grad(); or export with dynamo=False"
+        )
+        raise recorder.capture.error
+    return original(program, *args, **kwargs)
 
 
 def anchor_translation(current: Hook, original: Any, *args: Any, **kwargs: Any) -> Any:

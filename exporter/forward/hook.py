@@ -14,9 +14,11 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch
+
 from exporter.errors import short, short_block, shorten
 from exporter.files.trust import name_of
-from exporter.forward.dynamo import anchor_translation, export_dynamo
+from exporter.forward.dynamo import anchor_translation, decompose, export_dynamo
 from exporter.forward.session import Hook
 from exporter.forward.torchscript import export_torchscript, infer_node, infer_shapes
 from exporter.forward.ways_out import or_a_way_out
@@ -224,6 +226,7 @@ def _replace_all() -> None:
         _replace(private.functional_transforms(), name, transform)
     _replace(private.stateless(), "_functional_call", _functional_call)
     _replace(private.dynamo_exporter(), "export_compat", export_dynamo)
+    _replace(torch.export.ExportedProgram, "run_decompositions", decompose)
     _replace(private.translator(), "_exported_program_to_onnx_program", anchor_translation)
     _replace(private.torchscript_exporter(), "export", export_torchscript)
     _replace(private.torchscript_passes(), "_jit_pass_onnx_graph_shape_type_inference", infer_shapes)

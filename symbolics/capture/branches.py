@@ -6,6 +6,7 @@ torch.export makes a condition of the whole graph of such a branch, and torch.on
 from __future__ import annotations
 
 import contextlib
+import functools
 import types
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -14,11 +15,12 @@ import torch
 
 from symbolics import torch_private as private
 from symbolics.capture.checks import only_raises
-from symbolics.capture.recorder import active_recorder
+from symbolics.capture.recorder import Recorder, active_recorder
 from symbolics.capture.trace.sizes import asking_frame
+from symbolics.errors import ExportError
 from symbolics.users import warn
 
-__all__ = ["branches_noticed", "notice_branch", "notice_parts"]
+__all__ = ["branches_noticed", "note_refusal", "notice_branch", "notice_parts", "warn_of_caught"]
 
 
 @contextlib.contextmanager
@@ -31,8 +33,36 @@ def branches_noticed() -> Iterator[None]:
             frame = frame.f_back
         _say(frame, f" ({condition})", None if isinstance(answer, bool) else answer)
 
-    with private.answers_of_sizes_watched(asked):
+    with (
+        private.answers_of_sizes_watched(asked),
+        private.refusals_watched(None, functools.partial(note_refusal, "a number read out of a tensor")),
+    ):
         yield
+
+
+def note_refusal(what: str, error: Exception) -> None:
+    """torch.export has no values, and has said so to code that asked for one: where that catches the error, nobody else hears of it.
+
+    Args:
+        what: What asked.
+        error: What it was told.
+    """
+    recorder = active_recorder()
+    if recorder is not None and recorder.listening() and not isinstance(error, ExportError):
+        module, source = recorder.capture.sites.here()
+        recorder.capture.refused.setdefault(source, (what, module, type(error).__name__))
+
+
+def warn_of_caught(recorder: Recorder) -> None:
+    """Warn, where forward has returned, of the refusals in it: it has caught them."""
+    for source, (what, module, error) in recorder.capture.refused.items():
+        if (key := f"{source}: {error}") not in recorder.capture.branches:
+            recorder.capture.branches.add(key)
+            warn(
+                f"{what} in module {module or '<root>'} at {source or 'a line unknown'} asks for a value that torch.export has not, and the code around it catches "
+                f"the error ({error}): the file has what it does then, where eager mode has the value: take the line out of the `try`, or name the module in opaque=."
+            )
+    recorder.capture.refused.clear()
 
 
 def notice_branch(truth: torch.Tensor, dynamic: Collection[int]) -> None:

@@ -52,6 +52,7 @@ class Capture:
         trace: The trace of torch.jit, None under torch.export.
         flags, held: The requires_grad flags that the forward has taken away; its parameters and buffers, wherever they are held.
         branches: The lines of branches that a size decides, of which it has been said.
+        refused: The lines that asked torch.export for a value, which has none: source -> what asked, the module, the error that it raised.
         strict: Whether torch could capture the model only with Dynamo.
         ones: Why the file may hold only where open axes have size 1, as in the example.
     """
@@ -70,6 +71,7 @@ class Capture:
     missed: set[str] = field(default_factory=set)
     given: frozenset[CodeType] | None = None
     branches: set[str] = field(default_factory=set)
+    refused: dict[str, tuple[str, str, str]] = field(default_factory=dict)
     strict: bool = False
     ones: list[str] = field(default_factory=list)
     aliases: Aliases = field(default_factory=Aliases)

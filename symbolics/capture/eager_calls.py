@@ -22,7 +22,7 @@ from symbolics.errors import ExportError
 from symbolics.node.containers import expand_leaves
 from symbolics.node.operators import Operator
 
-__all__ = ["EagerCall", "EagerCalls"]
+__all__ = ["EagerCall", "EagerCalls", "example_of"]
 
 _SOME = 4096
 
@@ -35,11 +35,13 @@ class EagerCall:
         values: The tensors among its arguments, in the order of their slots.
         kinds: The shape and dtype of each.
         outputs: What it returned, with the sizes that it had.
+        kept: The same tensors, where somebody needs them longer: a capture may meet the call more than once.
     """
 
     values: list[torch.Tensor]
     kinds: list[tuple[torch.Size, torch.dtype]]
     outputs: Outputs
+    kept: list[torch.Tensor] = field(default_factory=list)
 
     def fits(self, values: Sequence[Any]) -> bool:
         """Whether a captured call may be this one: as many tensors, of these dtypes and, as far as they are known, sizes."""
@@ -61,6 +63,37 @@ def _may_be(size: Any, known: int) -> bool:
         if isinstance(size, torch.SymInt) and size.node.has_hint()
         else isinstance(size, torch.SymInt) or size == known
     )
+
+
+def example_of(slots: Slots, count: int, seen: EagerCall | None) -> list[Any]:
+    """The values of a call in the example, its first slots: tensors (no copies; Parameters where the call has some), sizes as numbers.
+
+    Args:
+        slots: The tensors and sizes of the captured call.
+        count: How many of them are its arguments.
+        seen: The same call in the eager run; a trace has values itself.
+
+    Returns:
+        Nothing where they are not known.
+    """
+    if seen is None and not private.is_tracing():
+        return []
+    found: list[Any] = []
+    with private.paused_capture(), private.real_tensors():
+        if seen is not None:
+            seen.kept = seen.kept or seen.values
+        tensors = iter(seen.kept if seen is not None else ())
+        for value, kind in list(zip(slots.values, slots.order, strict=True))[:count]:
+            if kind == "size":
+                found.append(value.node.hint if isinstance(value, torch.SymInt) and value.node.has_hint() else _number(value))
+                continue
+            tensor = (value if seen is None else next(tensors, value)).detach()
+            found.append(torch.nn.Parameter(tensor, requires_grad=False) if isinstance(value, torch.nn.Parameter) else tensor)
+    return [] if any(value is None for value in found) else found
+
+
+def _number(size: Any) -> int | None:
+    return None if isinstance(size, torch.SymInt) else int(size)
 
 
 @dataclass

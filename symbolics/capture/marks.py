@@ -11,6 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from symbolics import torch_private as private
+from symbolics.capture.branches import warn_of_caught
 from symbolics.capture.buffers import Buffers
 from symbolics.capture.flags import Flags
 from symbolics.capture.gradient_ops import Taken
@@ -59,6 +60,7 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
                 recorder.hook(parameter, hook, parameter=name)
         trace = recorder.capture.trace if private.is_tracing() else None
         recorder.capture.evaluated = not model.training
+        recorder.capture.refused.clear()
         recorder.capture.taken = Taken(given=[leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)])
         buffers = Buffers(model)
         if trace is not None:
@@ -74,6 +76,7 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
             refused.append(True)
             raise
         recorder.end_forward()
+        warn_of_caught(recorder)
         parameters = dict(model.named_parameters(remove_duplicate=False))
         recorder.capture.passed = {
             name

@@ -38,6 +38,8 @@ class Record:
             function has to stand for it.
         hidden: The parameters and buffers of modules among its arguments: (module, name, slot).
         chosen: Why it is a node though it calls no Function and no operator of torch.library: ``opaque=`` means it; "" for any other.
+        example: Its inputs in the example, without those of ``hidden``, where a function of the file may stand for it and they are known: tensors, and sizes
+            as numbers. The tensors are no copies.
         removed: Whether it stands for a hook on a gradient that the model took away again.
     """
 
@@ -52,6 +54,7 @@ class Record:
     hidden: list[tuple[torch.nn.Module, str, int]] = field(default_factory=list)
     removed: bool = False
     chosen: str = ""
+    example: list[Any] = field(default_factory=list, repr=False)
 
     @property
     def slots(self) -> list[Slot]:

@@ -20,7 +20,7 @@ from symbolics import torch_private as private
 from symbolics.capture.binding import Slots, bind
 from symbolics.capture.callsite import Callsites, autocast_state
 from symbolics.capture.capture import Capture
-from symbolics.capture.eager_calls import EagerCall, EagerCalls
+from symbolics.capture.eager_calls import EagerCall, EagerCalls, example_of
 from symbolics.capture.gradient_hooks import GradientHook, HookedTensor, arguments_of, changes_nothing, shown_hook, unhook, why_not_portable
 from symbolics.capture.gradient_ops import Answers
 from symbolics.capture.inlining import (
@@ -376,6 +376,7 @@ class Recorder(Listener):
             trace.sizes.check_frozen((*bound.args, *bound.kwargs.values()), names)
         arguments = slots.tensors_and_sizes[:given]
         seen = seen if seen is not None or private.is_tracing() else self.eager.like(cls, (module, source), arguments)
+        example = example_of(slots, given, seen) if self.portable(cls) or self._is_portable(cls) else []
         observed = functools.partial(
             observe,
             cls,
@@ -418,8 +419,7 @@ class Recorder(Listener):
             operator=None if operator is None else origin_of(operator, source),
             module=None if opaque is None else opaque.origin(self.names),
         )
-        key = f"{next(_keys)}"
-        call = replace(call, id=key)
+        call = replace(call, id=(key := f"{next(_keys)}"))
         traced = None
         try:  # an argument without a portable form is an error here, where module and line are known
             attributes = write_attributes(call, self.names)
@@ -448,7 +448,7 @@ class Recorder(Listener):
             self._warn(cls, module, effect)
         sizes = slots.dims(self.capture.dynamic)
         chosen = self.chooses(operator.overload) if operator is not None else NAMED if opaque is not None else ""
-        self.records[key] = Record(call, attributes, outputs, module, source, cls, sizes, traced, hidden, chosen=chosen)
+        self.records[key] = Record(call, attributes, outputs, module, source, cls, sizes, traced, hidden, chosen=chosen, example=example)
         remember(key, self.records[key])
         return key, slots
 

@@ -20,7 +20,7 @@ from symbolics import torch_private as private
 from symbolics.capture import gradients_in_forward
 from symbolics.capture.accumulation import ACCUMULATING, accumulate
 from symbolics.capture.aliases import is_whole
-from symbolics.capture.branches import notice_branch, notice_parts
+from symbolics.capture.branches import note_refusal, notice_branch, notice_parts
 from symbolics.capture.buffers import is_alike
 from symbolics.capture.checks import passed
 from symbolics.capture.chosen_operators import called_operator, stand_in
@@ -200,7 +200,13 @@ def _taken(call: _Call) -> _Answer:
         return None
     sites = call.recorder.capture.sites
     told = set() if trace is None else trace.told
-    return (take(call.func, call.name, call.args, call.kwargs, told, lambda: sites.here()[0]),)
+    if torch.compiler.is_dynamo_compiling() or private.is_tracing():
+        return (take(call.func, call.name, call.args, call.kwargs, told, lambda: sites.here()[0]),)
+    try:
+        return (take(call.func, call.name, call.args, call.kwargs, told),)
+    except Exception as error:
+        note_refusal(TAKING[call.name], error)
+        raise
 
 
 def _chosen(call: _Call) -> _Answer:

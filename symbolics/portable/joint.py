@@ -20,6 +20,7 @@ from symbolics import quirks, torch_private as private
 from symbolics.capture.interception import belongs_to_torch, original_apply
 from symbolics.capture.listener import Listener
 from symbolics.capture.opaque_op import Record
+from symbolics.capture.raised import Raised
 from symbolics.capture.trial import apply
 from symbolics.capture.uncompiled import uncompiled
 from symbolics.node.call import AutogradCall
@@ -32,6 +33,7 @@ from symbolics.portable.decompositions import DECOMPOSITIONS
 from symbolics.portable.helpers import helpers_in_torch
 from symbolics.portable.kept import changed_by, keep
 from symbolics.portable.kernels import Untraceable, check_nodes, check_operator, kernels_run
+from symbolics.portable.proof import check_caught, check_graph, eager_step, own_generators
 from symbolics.portable.rewrites import Rewrites
 
 __all__ = ["Joint", "Untraceable", "trace"]
@@ -84,12 +86,15 @@ def trace(record: Record, used: Sequence[bool], decompositions: dict[Any, Any]) 
     if record.outputs.read:  # a class; forward may have set its values for the call alone
         for label, now, then in other_values(record.outputs.read, values_read(record.function)):
             raise Untraceable(f"it reads {label}, which was {then!r} in this call and is {now!r} after it: pass it as an argument")
-    with _alone(record.call), private.quiet_trial():
+    with _alone(record.call), private.quiet_trial(), own_generators():
+        traced = _Trace(record, used)
         try:
-            return _Trace(record, used).joint(decompositions)
+            return traced.joint(decompositions)
         except Untraceable:
             raise
         except Exception as error:
+            if not traced.raised.led_to(error):  # what its code has caught comes first
+                check_caught(traced.raised, None, _reason)
             raise Untraceable(_reason(error)) from error
 
 
@@ -100,12 +105,15 @@ class _Trace:
         call: With its arguments as they were; their `Slot`s stand for ``inputs``.
         inputs: Fake tensors, and symbolic sizes.
         forward: The names of the graph's nodes that are the forward's.
+        raised: What torch raised in it, whether or not its code caught it.
+        numbers: The sizes of the inputs, with numbers for symbols.
     """
 
     def __init__(self, record: Record, used: Sequence[bool]) -> None:
         self.record, self.used = record, used
         self.call = record.traced or record.call
         self.env, self.mode = private.fake_mode()
+        self.raised, self.numbers = Raised(), list[list[int]]()
         self.inputs = self.make_inputs()
         self.forward = frozenset[str]()
 
@@ -115,6 +123,7 @@ class _Trace:
         examples, made = _Examples(), list[Any]()
         for index, dims in enumerate(self.record.sizes):
             numbers = [examples.of(dim) for dim in dims]
+            self.numbers.append(numbers)
             moves = [not isinstance(dim, int) for dim in dims]
             if kinds.get(index) == "size":
                 made.append(private.symbolic_size(self.env, numbers[0], index) if moves[0] else numbers[0])
@@ -187,6 +196,10 @@ class _Trace:
         with self.mode, torch.no_grad():
             functional = private.functionalized(traced, plain, {**decompositions, **DECOMPOSITIONS})
         gradients = [i for i, gone in zip(wanted, missing, strict=True) if not gone]
+        eager = eager_step(self.record, self.numbers, differentiated, self.run, self.held)
+        check_caught(self.raised, eager, _reason)
+        if eager is not None:
+            check_graph(eager, lambda *values: functional(*values, *constants), len(outputs), gradients)
         return Joint(functional, len(self.inputs), len(outputs), differentiated, kept, gradients, once, constants)
 
     def check_second(self, differentiated: Sequence[int], targets: Sequence[torch.Tensor]) -> bool:
@@ -233,19 +246,24 @@ class _Trace:
         return once
 
     @contextlib.contextmanager
-    def seen(self, inputs: Sequence[Any]) -> Iterator[None]:
-        """While this is open, the call runs as a tracer can see it.
-
-        The modules among the arguments hold the inputs that stand for their parameters and buffers.
-        """
+    def held(self, inputs: Sequence[Any]) -> Iterator[None]:
+        """While this is open, the modules among the arguments hold the inputs that stand for their parameters and buffers."""
         with contextlib.ExitStack() as stack:
             for module, path, index in self.record.hidden:
                 stack.enter_context(private.holding(module, path, inputs[index]))
+            yield
+
+    @contextlib.contextmanager
+    def seen(self, inputs: Sequence[Any]) -> Iterator[None]:
+        """While this is open, the call runs as a tracer can see it, with these inputs in its modules, and what torch raises is noted."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.held(inputs))
             stack.enter_context(quirks.builtins_of_sizes())
             if isinstance(self.record.function, type):
                 stack.enter_context(quirks.lengths_of_class(self.record.function))
-            stack.enter_context(kernels_run())
-            stack.enter_context(Rewrites(self.record))
+            stack.enter_context(private.refusals_watched(self.env, self.raised.note))
+            stack.enter_context(kernels_run(self.raised))
+            stack.enter_context(Rewrites(self.record, self.raised))
             yield
 
     def check(self, traced: torch.fx.GraphModule) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from symbolics import torch_private as private
+from symbolics.capture.raised import Raised
 from symbolics.node.operators import Operator, is_foreign
 
 __all__ = ["Untraceable", "check_nodes", "check_operator", "kernels_run"]
@@ -19,26 +21,26 @@ class Untraceable(Exception):
     """A call that no graph can stand for; the text says why."""
 
 
-def kernels_run() -> contextlib.AbstractContextManager[Any]:
+def kernels_run(raised: Raised) -> contextlib.AbstractContextManager[Any]:
     """While it is open, an operator that ONNX does not know runs its own Python kernel in place of a fake one, and a tracer sees what that calls.
 
     It acts below autograd: the backward stays the operator's own, as in eager mode. An operator without a Python kernel is `Untraceable`.
     """
-    return private.below_autograd(_run)
+    return private.below_autograd(functools.partial(_run, raised))
 
 
-def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run(raised: Raised, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not is_foreign(func) or func.name() in private.torchlib_operators():
         return func(*args, **kwargs)
     if private.is_composite(func):
-        with kernels_run():
+        with kernels_run(raised):
             return func.decompose(*args, **kwargs)
     if not private.is_python_kernel(func, "CPU"):
         raise Untraceable(f"the kernel of the operator {Operator.of(func).name} is no Python function, and a tracer cannot look into it")
     tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     kernel = private.kernel_of(func, "", tensors or [torch.empty(())])
     assert kernel is not None
-    with kernels_run():
+    with kernels_run(raised), raised.mode():
         return kernel(*args, **kwargs)
 
 

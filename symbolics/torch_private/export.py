@@ -26,6 +26,7 @@ __all__ = [
     "captures_here",
     "detect_fake_mode",
     "dynamo_exporter",
+    "given_data",
     "in_body_of_a_loop",
     "node_in_hand",
     "quiet_exporter",
@@ -170,6 +171,14 @@ def quiet_torchscript() -> Iterator[None]:
 def captured_by_dynamo(program: Any) -> bool:
     """Whether torch.onnx.export fell back to torch.export.export(strict=True)."""
     return "Strict" in (program._capture_strategy or "") and "NonStrict" not in program._capture_strategy
+
+
+def given_data(program: torch.export.ExportedProgram) -> list[str]:
+    """The parameters and buffers whose ``.data`` a captured program assigns: the operator that says so is no public one."""
+    known = {**program.graph_signature.inputs_to_parameters, **program.graph_signature.inputs_to_buffers}
+    graphs = [module.graph for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
+    given = [node.args[0] for graph in graphs for node in graph.nodes if node.target is torch.ops.aten.set_.source_Tensor]
+    return [known[each.name] for each in given if isinstance(each, torch.fx.Node) and each.name in known]
 
 
 class CapturedNode(NamedTuple):

@@ -161,7 +161,7 @@ def sizes_watched(shape_env: Any) -> Iterator[list[Any]]:
     condition of the whole graph; nor are forward's own data-dependent sizes those of the op that stands for it.
 
     Yields:
-        The sizes that forward turned into numbers: output shapes computed from those hold for the example only.
+        The sizes that forward turned into numbers, and what it asked that nobody can tell without values: output shapes computed from those hold for the example only.
     """
     asked: list[Any] = []
     if shape_env is None:
@@ -170,7 +170,11 @@ def sizes_watched(shape_env: Any) -> Iterator[list[Any]]:
     evaluate = shape_env.evaluate_expr
 
     def watched(expression: Any, *args: Any, **kwargs: Any) -> Any:
-        result = evaluate(expression, *args, **kwargs)
+        try:
+            result = evaluate(expression, *args, **kwargs)
+        except Exception:  # which forward may catch
+            asked.append(expression)
+            raise
         if expression.free_symbols and not getattr(expression, "is_Boolean", False) and not getattr(expression, "is_Relational", False):
             asked.append(expression)
         return result

@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import onnx_ir as ir
@@ -21,6 +24,7 @@ __all__ = [
     "lift_constants",
     "materialization_watched",
     "quiet_trial",
+    "refusals_watched",
     "symbolic_size",
     "trace_to_aten",
     "traced_nodes",
@@ -127,6 +131,8 @@ def written_arguments(target: Any) -> list[int]:
     return [i for i, argument in enumerate(target._schema.arguments) if argument.alias_info is not None and argument.alias_info.is_write]
 
 
+#: Where torch computes with symbolic sizes.
+_MODULES_OF_SIZES = re.compile(r"torch(\.(fx|utils)\b.*)?$")
 #: The file of torch that asks sizes how a tensor lies in memory.
 _LAYOUT = "_prims_common"
 
@@ -172,6 +178,33 @@ def is_data_dependent(error: BaseException) -> bool:
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
     return isinstance(error, (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode))
+
+
+@contextlib.contextmanager
+def refusals_watched(env: Any, refused: Callable[[Exception], None]) -> Iterator[None]:
+    """While it is open, tell of each error by which a ShapeEnv (None: any) refuses a condition on a number that was read out of a tensor.
+
+    What such a number is asked (``if x.item() > 0``, ``math.sqrt(x.item())``) is no function of torch, and no mode hears of it. Where torch's own
+    operators ask, they know what to do.
+    """
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    original = ShapeEnv._make_data_dependent_error
+
+    def made(self: Any, *args: Any, **kwargs: Any) -> Exception:
+        error: Exception = original(self, *args, **kwargs)
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and _MODULES_OF_SIZES.match(name := frame.f_globals.get("__name__", "")):
+            frame = frame.f_back
+        if frame is not None and not name.startswith("torch.") and env in (None, self):
+            refused(error)
+        return error
+
+    ShapeEnv._make_data_dependent_error = made  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        ShapeEnv._make_data_dependent_error = original  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

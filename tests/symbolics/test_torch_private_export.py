@@ -469,3 +469,15 @@ def test_standing_for_len():
         assert vars(here)["len"] is mine
     assert "len" not in vars(here)
     assert other.len is own
+
+
+def test_given_data():
+    class Gives(torch.nn.Linear):
+        def forward(self, x):
+            with torch.no_grad():
+                self.weight.data = self.weight.data * 2
+            return super().forward(x)
+
+    program = torch.export.export(Gives(2, 2), (torch.zeros(1, 2),), strict=True)
+    assert private.given_data(program) == ["weight"]
+    assert private.given_data(torch.export.export(torch.nn.Linear(2, 2), (torch.zeros(1, 2),))) == []

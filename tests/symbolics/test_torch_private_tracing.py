@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import onnx_ir as ir
 import pytest
 import torch
@@ -217,3 +219,15 @@ def test_quiet_trial(caplog):
             assert fail() == []
         assert fail() == []
     assert fail() != []
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_refusals_watched(own):
+    env, mode, (x,) = fakes(torch.zeros(()))
+    told: list[Exception] = []
+    with mode, private.refusals_watched(env if own else None, told.append), contextlib.suppress(Exception):
+        assert x.item() > 0
+    assert [private.is_data_dependent(error) for error in told] == [True]
+    with mode, contextlib.suppress(Exception):
+        assert x.item() > 0
+    assert len(told) == 1
