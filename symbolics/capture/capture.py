@@ -53,6 +53,8 @@ class Capture:
         flags, held: The requires_grad flags that the forward has taken away; its parameters and buffers, wherever they are held.
         branches: The lines of branches that a size decides, of which it has been said.
         strict: Whether torch could capture the model only with Dynamo.
+        axes: The inputs of the translated graph, each with its sizes as torch.export calls them: later they have the user's names.
+        equal: Sizes that torch.export has found to be others, both as it calls them.
         ones: Why the file may hold only where open axes have size 1, as in the example.
     """
 
@@ -71,6 +73,8 @@ class Capture:
     given: frozenset[CodeType] | None = None
     branches: set[str] = field(default_factory=set)
     strict: bool = False
+    axes: list[tuple[Any, list[str]]] = field(default_factory=list)
+    equal: dict[str, str] = field(default_factory=dict)
     ones: list[str] = field(default_factory=list)
     aliases: Aliases = field(default_factory=Aliases)
     classes: dict[str, type] = field(default_factory=dict)
