@@ -96,4 +96,9 @@ def reason(error: BaseException, sizes: Sizes, lines: Lines) -> str:
             f"an operator takes no open size (in {where}): where it broadcasts or pads, give its arguments one shape (x.expand(...)), write it in simpler "
             "operators (torch.cat, products and sums), or give the axis a fixed size"
         )
-    return f"on tensors without values it raises {type(error).__name__}{': ' if text else ''}{sizes.said(text)[:200]} (in {where})"
+    return f"on tensors without values it raises {type(error).__name__}{': ' if text else ''}{sizes.said(text)[:200]} (in {where}){_way_out(text)}"
+
+
+def _way_out(text: str) -> str:
+    """What to do about an error of torch's own, where that can be said."""
+    return ": give two axes that are equally long one name in dynamic_shapes" if "must match" in text or "Mismatching" in text else ""

@@ -89,7 +89,11 @@ class Sizes:
         """The axes with a size, the first ones first."""
         found = []
         for index, (dims, kind) in enumerate(zip(self._dims, self._kinds, strict=True)):
-            found += [f"the size that is input {index}" if kind == "size" else f"axis {axis} of tensor input {index}" for axis, one in enumerate(dims) if one == dim]
+            found += [
+                f"the size that is input {index}" if kind == "size" else f"axis {axis} of tensor input {index}"
+                for axis, one in enumerate(dims)
+                if one == dim
+            ]
         return found
 
 

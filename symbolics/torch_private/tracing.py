@@ -209,7 +209,11 @@ def condition_on_sizes(env: Any, small: Collection[Any], asked: Sequence[Any]) -
             continue
         if _LAYOUT in str(guard.sloc):  # torch asks for strides: of sizes such as n - 1, too, which are 2 or more as n is
             condition = condition.subs(several)
-        if condition in (sympy.true, True) or not condition.free_symbols or _always_holds(condition, env, small if of_branch(guard) else ()):
+        if (
+            condition in (sympy.true, True)
+            or not condition.free_symbols
+            or _always_holds(condition, env, small if of_branch(guard) else ())
+        ):
             continue
         return guard
     return None
