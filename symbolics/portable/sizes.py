@@ -46,14 +46,17 @@ class Sizes:
         """A size, with the symbol that equal expressions have. As an object it is one of its own: by these a tracer knows which axis code has read."""
         if isinstance(dim, int):
             return dim
+        return private.same_size(self._symbol(dim))
+
+    def _symbol(self, dim: Any) -> torch.SymInt:
         if dim not in self._made:
             self._made[dim] = self._make(dim)
-        return private.same_size(self._made[dim])
+        return self._made[dim]
 
     def _make(self, dim: Any) -> torch.SymInt:
         small = dim not in self._of_tensors and (isinstance(dim, TracedSize) or not dim.is_Symbol)
         if self._examples is not None and not dim.is_Symbol:
-            expression = dim.xreplace({symbol: self.of(symbol).node.expr for symbol in dim.free_symbols})
+            expression = dim.xreplace({symbol: self._symbol(symbol).node.expr for symbol in dim.free_symbols})
             example = int(dim.xreplace({symbol: sympy.Integer(self._example(symbol)) for symbol in dim.free_symbols}))
             made = private.computed_size(self._env, expression, example)
         else:

@@ -98,7 +98,7 @@ def in_python() -> contextlib.AbstractContextManager[Any]:
     """While it is open, operators made of others (pad, addcmul) run as torch's Python has them: those in C++ make numbers of symbolic sizes."""
     from torch._dispatch.python import enable_python_dispatcher
 
-    return enable_python_dispatcher()  # type: ignore[no-any-return]
+    return enable_python_dispatcher()
 
 
 def guards_told(env: Any, told: Callable[[], None]) -> None:
