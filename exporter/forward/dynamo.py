@@ -154,6 +154,8 @@ def anchor_translation(current: Hook, original: Any, *args: Any, **kwargs: Any) 
     program = original(*args, **kwargs)
     quirks.apply(quirks.WITH_BODIES, program.model)
     if translating:
+        recorder.capture.axes = [(value, [str(size) for size in value.shape or ()]) for value in program.model.graph.inputs]  # type: ignore[union-attr]
+        recorder.capture.equal = private.found_equal(args[0])  # type: ignore[union-attr]
         write_sizes(program.model.graph, private.settled_sizes(args[0]))
     if recorder is not None:
         _copy_returned(program.model.graph, program.model.opset_imports.setdefault("", kwargs["registry"].opset_version))

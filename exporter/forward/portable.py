@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import onnx_ir as ir
+import sympy
 
 from exporter.files.program import PortableCall
 from exporter.forward.fold import fold
@@ -40,7 +41,34 @@ from symbolics.portable.joint import Untraceable, trace
 from symbolics.text import cause
 from symbolics.users import warn
 
-__all__ = ["StaysOpaque", "make_portable"]
+__all__ = ["StaysOpaque", "make_portable", "named"]
+
+
+def named(
+    records: Mapping[ir.Node, Record], axes: Sequence[tuple[ir.Value, Sequence[str]]], equal: Mapping[str, str]
+) -> dict[ir.Node, Record]:
+    """Records whose sizes are those that the user has named: of axes with one name, torch.export makes two sizes until an operator takes both.
+
+    Args:
+        records: What an export captured.
+        axes: The inputs of the graph, with the sizes of their axes as the records call them.
+        equal: Sizes that are others of these.
+    """
+    names = {
+        old: sympy.Symbol(str(size.value), integer=True, positive=True)
+        for value, before in axes
+        for old, size in zip(before, value.shape or (), strict=False)
+        if isinstance(size, ir.SymbolicDim) and size.value is not None
+    }
+    names |= {size: names[other] for size, other in equal.items() if other in names}
+
+    def of(dim: Any) -> Any:
+        if isinstance(dim, int):
+            return dim
+        found = dim.xreplace({symbol: names[str(symbol)] for symbol in dim.free_symbols if str(symbol) in names})
+        return int(found) if found.is_Integer else found
+
+    return {node: replace(record, sizes=[[of(dim) for dim in dims] for dims in record.sizes]) for node, record in records.items()}
 
 
 def make_portable(
@@ -172,7 +200,9 @@ class _Made:
             try:
                 translated = translator.translate(joint.graph, max(opset, OPSET))
             except Exception as error:
-                raise Untraceable(f"torch.onnx cannot translate it ({cause(error)})") from error
+                raise Untraceable(
+                    f"torch.onnx cannot translate it ({cause(error)}): with other operators of torch's it is portable (docs/portable.md#make-a-function-portable)"
+                ) from error
         rename(translated, joint)
         quirks.apply(quirks.TRANSLATED, translated)
         with contextlib.ExitStack() as stack:

@@ -23,7 +23,7 @@ from exporter.forward.failures import of_torch
 from exporter.forward.functions import describe_functions, say_names
 from exporter.forward.history import History
 from exporter.forward.longer import Example
-from exporter.forward.portable import StaysOpaque, make_portable
+from exporter.forward.portable import StaysOpaque, make_portable, named
 from exporter.forward.reached import warn_of_others
 from exporter.forward.recomputed import warn_of_recomputed
 from exporter.forward.unchanged import attributes_unchanged, unchanged
@@ -235,7 +235,8 @@ def _judged(
     warn_of_others(eager.others)
     if current.portable or recorder.unsaid:
         recorder.kept.restore()  # a memo of the capture fits no other trace
-        current.program.portable = make_portable(current.program.model, recorder.capture.placed, current.portable, recorder.unsaid)
+        placed = named(recorder.capture.placed, recorder.capture.axes, recorder.capture.equal)
+        current.program.portable = make_portable(current.program.model, placed, current.portable, recorder.unsaid)
     expand_gradients(current.program.model)
     describe_functions(current.program.model, recorder.capture.classes, recorder.kept.values)
     say_names(current.program.model, recorder.capture.classes)

@@ -138,13 +138,16 @@ class Slots:
 
         Args:
             dynamic: The example sizes of dynamic dims, in a trace. It knows numbers alone: where there are such dims, each size from 2 on may come
-                from one.
+                from one, and each that is an argument.
         """
         if not private.is_tracing():
             return [sizes_of(value) for value in self.values]
         with private.paused_capture():  # a trace hands out sizes as tensors, and warns of who makes them numbers
             numbers = [list(v.shape) if kind == "tensor" else [int(v)] for v, kind in zip(self.values, self.order, strict=True)]
-        return [[TracedSize.of(n) if dynamic and n > 1 else n for n in dims] for dims in numbers]
+        return [
+            [TracedSize.of(n) if dynamic and (n > 1 or kind == "size") else n for n in dims]
+            for dims, kind in zip(numbers, self.order, strict=True)
+        ]
 
     def path(self, index: int) -> str:
         """Which argument a slot came from."""

@@ -54,6 +54,8 @@ class Capture:
         branches: The lines of branches that a size decides, of which it has been said.
         refused: The lines that asked torch.export for a value, which has none: source -> what asked, the module, the error that it raised.
         strict: Whether torch could capture the model only with Dynamo.
+        axes: The inputs of the translated graph, each with its sizes as torch.export calls them: later they have the user's names.
+        equal: Sizes that torch.export has found to be others, both as it calls them.
         ones: Why the file may hold only where open axes have size 1, as in the example.
     """
 
@@ -73,6 +75,8 @@ class Capture:
     branches: set[str] = field(default_factory=set)
     refused: dict[str, tuple[str, str, str]] = field(default_factory=dict)
     strict: bool = False
+    axes: list[tuple[Any, list[str]]] = field(default_factory=list)
+    equal: dict[str, str] = field(default_factory=dict)
     ones: list[str] = field(default_factory=list)
     aliases: Aliases = field(default_factory=Aliases)
     classes: dict[str, type] = field(default_factory=dict)

@@ -7,12 +7,11 @@ A graph holds neither Python nor branches, so a call is refused, with the reason
 from __future__ import annotations
 
 import contextlib
-import re
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import sympy
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -34,12 +33,12 @@ from symbolics.portable.helpers import helpers_in_torch
 from symbolics.portable.kept import changed_by, keep
 from symbolics.portable.kernels import Untraceable, check_nodes, check_operator, kernels_run
 from symbolics.portable.proof import check_caught, check_graph, eager_step, own_generators
+from symbolics.portable.reasons import Lines, reason
 from symbolics.portable.rewrites import Rewrites
+from symbolics.portable.sizes import Sizes, are_related
 
 __all__ = ["Joint", "Untraceable", "trace"]
 
-#: Of a tracer that meets control flow as an operator.
-_NO_RULE = re.compile(r"no rule registered for HigherOrderOperator (\w+)")
 _FRESH = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
 
 
@@ -87,15 +86,25 @@ def trace(record: Record, used: Sequence[bool], decompositions: dict[Any, Any]) 
         for label, now, then in other_values(record.outputs.read, values_read(record.function)):
             raise Untraceable(f"it reads {label}, which was {then!r} in this call and is {now!r} after it: pass it as an argument")
     with _alone(record.call), private.quiet_trial(), own_generators():
-        traced = _Trace(record, used)
+        *others, last = _ways(record.sizes)
+        for related, in_python in others:
+            with contextlib.suppress(Exception):  # what it is, the last one says
+                return _Trace(record, used, related, in_python).joint(decompositions)
+        one = _Trace(record, used, *last)
         try:
-            return traced.joint(decompositions)
+            return one.joint(decompositions)
         except Untraceable:
             raise
         except Exception as error:
-            if not traced.raised.led_to(error):  # what its code has caught comes first
-                check_caught(traced.raised, None, _reason)
-            raise Untraceable(_reason(error)) from error
+            if not one.raised.led_to(error):  # what its code has caught comes first
+                check_caught(one.raised, None, one.reason)
+            raise Untraceable(one.reason(error)) from error
+
+
+def _ways(sizes: Sequence[Sequence[Any]]) -> list[tuple[bool, bool]]:
+    """How to trace, one after the other until one works: whether sizes are related, and operators made of others run in Python."""
+    is_open = any(not isinstance(size, int) for dims in sizes for size in dims)
+    return list(itertools.product((False, True) if are_related(sizes) else (False,), (False, True) if is_open else (False,)))
 
 
 class _Trace:
@@ -105,32 +114,37 @@ class _Trace:
         call: With its arguments as they were; their `Slot`s stand for ``inputs``.
         inputs: Fake tensors, and symbolic sizes.
         forward: The names of the graph's nodes that are the forward's.
+        sizes: Those of ``inputs``.
+        lines: Where it is.
         raised: What torch raised in it, whether or not its code caught it.
-        numbers: The sizes of the inputs, with numbers for symbols.
     """
 
-    def __init__(self, record: Record, used: Sequence[bool]) -> None:
-        self.record, self.used = record, used
+    def __init__(self, record: Record, used: Sequence[bool], related: bool, in_python: bool) -> None:
+        self.record, self.used, self.in_python = record, used, in_python
         self.call = record.traced or record.call
         self.env, self.mode = private.fake_mode()
-        self.raised, self.numbers = Raised(), list[list[int]]()
+        found = {slot.index: slot.kind for slot in slots((*self.call.args, *self.call.kwargs.values()))}
+        self.kinds = [found.get(index, "tensor") for index in range(len(record.sizes))]
+        self.sizes, self.raised = Sizes(self.env, record.sizes, self.kinds, related), Raised()
         self.inputs = self.make_inputs()
+        self.lines = Lines(self.env, __name__)
         self.forward = frozenset[str]()
+
+    def reason(self, error: BaseException) -> str:
+        """Why no graph can stand for the call, where an error stopped the trace."""
+        return reason(error, self.sizes, self.lines)
 
     def make_inputs(self) -> list[Any]:
         """Fake tensors, and sizes, with a symbol for each dim that may differ between runs."""
-        kinds = {slot.index: slot.kind for slot in slots((*self.call.args, *self.call.kwargs.values()))}
-        examples, made = _Examples(), list[Any]()
-        for index, dims in enumerate(self.record.sizes):
-            numbers = [examples.of(dim) for dim in dims]
-            self.numbers.append(numbers)
-            moves = [not isinstance(dim, int) for dim in dims]
-            if kinds.get(index) == "size":
-                made.append(private.symbolic_size(self.env, numbers[0], index) if moves[0] else numbers[0])
-                continue
-            example = torch.empty(numbers, dtype=DTYPES[self.call.input_types[index]])
-            tensor = private.fake_tensor(self.mode, example, moves, index)
-            made.append(tensor.requires_grad_() if self.call.input_requires_grads[index] else tensor)
+        made = list[Any]()
+        with self.mode:
+            for index, (dims, kind) in enumerate(zip(self.record.sizes, self.kinds, strict=True)):
+                sizes = [self.sizes.of(dim) for dim in dims]
+                if kind == "size":
+                    made.append(sizes[0])
+                    continue
+                tensor = torch.empty(sizes, dtype=DTYPES[self.call.input_types[index]])
+                made.append(tensor.requires_grad_() if self.call.input_requires_grads[index] else tensor)
         return made
 
     def run(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
@@ -166,9 +180,11 @@ class _Trace:
 
         def both(*values: Any) -> tuple[Any, ...]:
             inputs, grads = values[: len(self.inputs)], values[len(self.inputs) :]
+            self.lines.direction = "forward"
             with torch.enable_grad(), self.seen(inputs):
                 results = self.run(inputs)
                 self.forward = private.traced_nodes()
+                self.lines.direction = "backward"
                 found: list[torch.Tensor | None] = []
                 if wanted:
                     targets = [inputs[i] for i in wanted]
@@ -193,11 +209,11 @@ class _Trace:
         constants = private.lift_constants(traced)
         more = [private.fake_tensor(self.mode, tensor, [False] * tensor.dim(), -1) for tensor in constants]
         plain = [v.detach() if isinstance(v, torch.Tensor) else v for v in (*self.inputs, *cotangents, *more)]
-        with self.mode, torch.no_grad():
+        with self.mode, torch.no_grad(), private.in_python() if self.in_python else contextlib.nullcontext():
             functional = private.functionalized(traced, plain, {**decompositions, **DECOMPOSITIONS})
         gradients = [i for i, gone in zip(wanted, missing, strict=True) if not gone]
-        eager = eager_step(self.record, self.numbers, differentiated, self.run, self.held)
-        check_caught(self.raised, eager, _reason)
+        eager = eager_step(self.record, self.sizes.examples(), differentiated, self.run, self.held)
+        check_caught(self.raised, eager, self.reason)
         if eager is not None:
             check_graph(eager, lambda *values: functional(*values, *constants), len(outputs), gradients)
         return Joint(functional, len(self.inputs), len(outputs), differentiated, kept, gradients, once, constants)
@@ -261,6 +277,8 @@ class _Trace:
             stack.enter_context(quirks.builtins_of_sizes())
             if isinstance(self.record.function, type):
                 stack.enter_context(quirks.lengths_of_class(self.record.function))
+            if self.in_python:
+                stack.enter_context(private.in_python())
             stack.enter_context(private.refusals_watched(self.env, self.raised.note))
             stack.enter_context(kernels_run(self.raised))
             stack.enter_context(Rewrites(self.record, self.raised))
@@ -283,22 +301,11 @@ class _Trace:
                 raise Untraceable("it computes in bfloat16, for which onnxruntime has hardly a kernel")
             if private.is_random(node.target):
                 raise Untraceable(f"it draws random numbers ({node.target})")
-        if (condition := private.condition_on_sizes(self.env)) is not None:
+        if (guard := private.condition_on_sizes(self.env, self.sizes.small, self.lines.branches)) is not None:
             raise Untraceable(
-                f"what it does depends on a size ({self._places(condition)}), which may be another one in the next run: compute with the size itself "
+                f"what it does depends on a size ({self.sizes.places(str(guard.expr))}; in {self.lines.of_guard(guard)}), which may be another one in the next run: compute with the size itself "
                 "(x.numel() ** 0.5), without a loop over it, a branch, int(), float() or torch.tensor() of it, or give the axis a fixed size"
             )
-
-    def _places(self, condition: str) -> str:
-        """The axes that a condition is about; where it names none, the condition itself."""
-        names = set(re.findall(r"\w+", condition))
-        found = [
-            f"axis {axis} of tensor input {index}"
-            for index, value in enumerate(self.inputs)
-            for axis, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ())
-            if str(size) in names and not isinstance(size, int)
-        ]
-        return ", ".join(found[:3]) or condition
 
 
 def _sum(gradient: torch.Tensor | None, target: torch.Tensor) -> torch.Tensor | None:
@@ -332,22 +339,6 @@ class _Nested(Listener):
         return call()
 
 
-class _Examples:
-    """Numbers for symbolic dims: equal expressions have equal ones, different symbols different ones."""
-
-    def __init__(self) -> None:
-        self.of_symbol: dict[Any, int] = {}
-
-    def of(self, dim: Any) -> int:
-        if isinstance(dim, int):
-            return dim
-        free = sorted(dim.free_symbols, key=str)
-        for symbol in free:
-            if symbol not in self.of_symbol:
-                self.of_symbol[symbol] = sympy.prime(4 + len(self.of_symbol))
-        return int(dim.xreplace({symbol: sympy.Integer(self.of_symbol[symbol]) for symbol in free}))
-
-
 @contextlib.contextmanager
 def _alone(call: AutogradCall) -> Iterator[None]:
     """The state that the call was made in, whatever surrounds the trace: autocast; no inference mode."""
@@ -363,15 +354,3 @@ def _alone(call: AutogradCall) -> Iterator[None]:
             elif torch.is_autocast_enabled(device):
                 stack.enter_context(torch.autocast(device, enabled=False))
         yield
-
-
-def _reason(error: BaseException) -> str:
-    """Why PyTorch's tracer stopped, in one line."""
-    text = (str(error).strip().splitlines() or [""])[0]
-    if "unbacked" in text.lower() or "Expected Proxy" in text:  # how releases of torch say so
-        return "the sizes of its results depend on the values of a tensor"
-    if private.is_data_dependent(error):
-        return f"what it does depends on the values of a tensor ({text[:160]})"
-    if found := _NO_RULE.search(str(error)):
-        return f"it calls torch's {found[1]}, whose branches and bodies no portable Function holds: write the loop in Python, or leave portable= out for it"
-    return f"on tensors without values it raises {type(error).__name__}{': ' if text else ''}{text[:200]}"

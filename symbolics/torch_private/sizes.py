@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["answers_of_sizes_watched", "settled_sizes", "sizes_taken_for_one", "sizes_watched"]
+__all__ = ["answers_of_sizes_watched", "found_equal", "settled_sizes", "sizes_taken_for_one", "sizes_watched"]
 
 
 @contextlib.contextmanager
@@ -93,6 +93,12 @@ def sizes_taken_for_one(program: torch.export.ExportedProgram) -> list[str]:
         return any(size in condition.free_symbols and _fails(condition, {**hints, size: 2}) for size in ones)
 
     return [f"torch.export has taken it for fixed ({one})" for one in _assumptions(env) if only_there(one)]
+
+
+def found_equal(program: torch.export.ExportedProgram) -> dict[str, str]:
+    """Open sizes that torch.export has found to be others, by their symbols: it does so in the end with those of one Dim."""
+    env = _environment(program)
+    return {} if env is None else {str(size): str(env.replace(size)) for size in env.replacements}
 
 
 def settled_sizes(program: torch.export.ExportedProgram) -> dict[str, int | str]:

@@ -7,7 +7,7 @@ import functools
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -15,16 +15,21 @@ import onnx_ir as ir
 import torch
 
 __all__ = [
+    "computed_size",
     "condition_on_sizes",
     "fake_mode",
     "fake_tensor",
     "functionalized",
+    "guards_told",
+    "in_python",
     "is_data_dependent",
     "is_once_differentiable",
     "lift_constants",
     "materialization_watched",
+    "never_negative",
     "quiet_trial",
     "refusals_watched",
+    "same_size",
     "symbolic_size",
     "trace_to_aten",
     "traced_nodes",
@@ -52,14 +57,63 @@ def fake_tensor(mode: Any, example: torch.Tensor, moves: Sequence[bool], index: 
     return mode.from_tensor(example, symbolic_context=context, source=ConstantSource(f"input{index}"))
 
 
-def symbolic_size(env: Any, example: int, index: int) -> torch.SymInt:
-    """A size as an argument of its own, with the symbol that dims of this size have."""
+def symbolic_size(env: Any, example: int, name: str, lowest: int | None) -> torch.SymInt:
+    """A size with a symbol of its own.
+
+    Args:
+        env: Of `fake_mode`.
+        example: What it is where a trace asks for a number.
+        name: Of its own, too.
+        lowest: What it is at least: 2, as the sizes of inputs are to torch, or 0; None: nothing is known.
+    """
     from torch._dynamo.source import ConstantSource
     from torch.fx.experimental.symbolic_shapes import DimDynamic
+    from torch.utils._sympy.numbers import int_oo
+    from torch.utils._sympy.value_ranges import ValueRanges
 
-    source = ConstantSource(f"input{index}")
-    symbol = env.create_symbol(example, source, dynamic_dim=DimDynamic.DUCK)
+    source = ConstantSource(name)
+    if lowest == 2:
+        symbol = env.create_symbol(example, source, dynamic_dim=DimDynamic.DYNAMIC)
+    else:
+        symbol = env.create_unspecified_symbol(example, source, dynamic_dim=DimDynamic.DYNAMIC)
+        env.var_to_range[symbol] = ValueRanges(-int_oo if lowest is None else lowest, int_oo)
     return env.create_symintnode(symbol, hint=example, source=source)
+
+
+def computed_size(env: Any, expression: Any, example: int) -> torch.SymInt:
+    """A size that is an expression of symbols of `symbolic_size`."""
+    return env.create_symintnode(expression, hint=example)
+
+
+def same_size(size: torch.SymInt) -> torch.SymInt:
+    """The same size as another object."""
+    return size.node.shape_env.create_symintnode(size.node.expr, hint=size.node.hint)
+
+
+def never_negative(expression: Any) -> bool:
+    """Whether an expression of sizes is 0 or more, as far as torch can tell."""
+    from torch.utils._sympy.numbers import int_oo
+    from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
+
+    return bool(bound_sympy(expression, {symbol: ValueRanges(0, int_oo) for symbol in expression.free_symbols}).lower >= 0)
+
+
+def in_python() -> contextlib.AbstractContextManager[Any]:
+    """While it is open, operators made of others (pad, addcmul) run as torch's Python has them: those in C++ make numbers of symbolic sizes."""
+    from torch._dispatch.python import enable_python_dispatcher
+
+    return enable_python_dispatcher()
+
+
+def guards_told(env: Any, told: Callable[[], None]) -> None:
+    """Call something after each guard that an environment notes."""
+
+    class Guards(list[Any]):
+        def append(self, guard: Any) -> None:
+            super().append(guard)
+            told()
+
+    env.guards = Guards(env.guards)
 
 
 def trace_to_aten(function: Callable[..., Any], values: Sequence[Any]) -> torch.fx.GraphModule:
@@ -137,30 +191,54 @@ _MODULES_OF_SIZES = re.compile(r"torch(\.(fx|utils)\b.*)?$")
 _LAYOUT = "_prims_common"
 
 
-def condition_on_sizes(env: Any) -> str | None:
-    """A condition on symbolic sizes under which alone a trace holds; None where it holds for all sizes from 2 on."""
+def condition_on_sizes(env: Any, small: Collection[Any], asked: Sequence[Any]) -> Any:
+    """The first guard (a condition and its place) under which alone a trace holds; None where it holds for all sizes from 2 on.
+
+    Args:
+        env: Of `fake_mode`.
+        small: Symbols of sizes that may be 0 or 1 to code that asks.
+        asked: Guards that hold for one side of a branch in code.
+    """
     import sympy
 
-    sizes = {guard.expr.lhs for guard in env.guards if isinstance(guard.expr, sympy.Ne) and guard.expr.rhs in (0, 1)}
+    def of_branch(guard: Any) -> bool:
+        return any(guard is one for one in asked)
+
+    def from_two(guard: Any) -> bool:
+        return isinstance(guard.expr, sympy.Ne) and guard.expr.rhs in (0, 1) and not of_branch(guard)
+
+    sizes = {guard.expr.lhs for guard in env.guards if from_two(guard)}
     several = {size: 2 + sympy.Dummy(integer=True, nonnegative=True) for size in sizes if not size.is_symbol}
     for guard in env.guards:
         condition = guard.expr
-        if isinstance(condition, sympy.Ne) and condition.rhs in (0, 1):
+        if from_two(guard):
             continue
         if _LAYOUT in str(guard.sloc):  # torch asks for strides: of sizes such as n - 1, too, which are 2 or more as n is
             condition = condition.subs(several)
-        if condition in (sympy.true, True) or not condition.free_symbols or _always_holds(condition):
+        if (
+            condition in (sympy.true, True)
+            or not condition.free_symbols
+            or _always_holds(condition, env, small if of_branch(guard) else ())
+        ):
             continue
-        return str(condition)
+        return guard
     return None
 
 
-def _always_holds(condition: Any) -> bool:
-    """Whether a condition is true of all sizes from 1 on, as sympy can tell: torch asks Eq(Min(n, n*m), n) to know the strides of a view."""
+def _always_holds(condition: Any, env: Any, small: Collection[Any]) -> bool:
+    """Whether a condition is true of all sizes from 1 on, or 0 where they are small, as sympy can tell.
+
+    torch asks Eq(Min(n, n*m), n) to know the strides of a view.
+    """
     import sympy
     from torch.utils._sympy import functions
 
-    sizes = {symbol: 1 + sympy.Dummy(integer=True, nonnegative=True) for symbol in condition.free_symbols}
+    sizes = {
+        symbol: sympy.Dummy(integer=True, nonnegative=env.var_to_range[symbol].lower == 0 or None)
+        if symbol in small
+        else 1 + sympy.Dummy(integer=True, nonnegative=True)
+        for symbol in condition.free_symbols
+    }
     known = {functions.Min: sympy.Min, functions.Max: sympy.Max}
 
     def told(part: Any) -> Any:

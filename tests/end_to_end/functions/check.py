@@ -284,6 +284,6 @@ def _unequal(got: Any, want: np.ndarray, tolerance: float) -> str:
 
 def shown(message: str) -> str:
     """A message as the table shows it: one line, without what changes from machine to machine."""
-    text = re.sub(r"(?<=\w):\d+(?=[: ,])", "", message.split("\n\n")[0].replace("\n", " "))
+    text = re.sub(r"(?<=\w):\d+(?=[: ,)])", "", message.split("\n\n")[0].replace("\n", " "))
     text = re.sub(r"0x[0-9a-f]+", "0x…", text)
     return text[:300] + ("…" if len(text) > 300 else "")

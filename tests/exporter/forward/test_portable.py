@@ -149,7 +149,7 @@ def test_code_that_depends_on_a_size_is_no_function(dynamo):
     rows = torch.export.Dim("rows", min=2)
     model, x = Calls(lambda x: Rows.apply(x * 2)), torch.randn(3, 4)
     with pytest.warns(
-        PythonopWarning, match=r"Rows in module <root> at .*stays a PythonOp.*depends on a size \(axis 0 of tensor input 0\)"
+        PythonopWarning, match=r"Rows in module <root> at .*stays a PythonOp.*depends on a size \(axis 0 of tensor input 0; in \w+ at .*\)"
     ):
         program = exporter.export(model, (x,), dynamo=dynamo, portable=True, dynamic_shapes={"args": ({0: rows},)})
     assert nodes(program.model, "PythonOp")
