@@ -54,7 +54,7 @@ def note_refusal(what: str, error: Exception) -> None:
 
 
 def warn_of_caught(recorder: Recorder) -> None:
-    """Warn, where forward has returned, of the refusals in it: it has caught them."""
+    """Warn, where forward has returned, of the refusals in it, and of calls that raised: it has caught them."""
     for source, (what, module, error) in recorder.capture.refused.items():
         if (key := f"{source}: {error}") not in recorder.capture.branches:
             recorder.capture.branches.add(key)
@@ -63,6 +63,12 @@ def warn_of_caught(recorder: Recorder) -> None:
                 f"the error ({error}): the file has what it does then, where eager mode has the value: take the line out of the `try`, or name the module in opaque=."
             )
     recorder.capture.refused.clear()
+    for name, module, source, error in recorder.capture.caught if recorder.capture.dynamic else ():
+        warn(
+            f"{name}() in module {module or '<root>'} at {source or 'a line unknown'} raises {error} in the example, and the code around it catches that: the file has "
+            "what it does then at every size: give the open axes fixed sizes, or choose with torch.cond or torch.where."
+        )
+    recorder.capture.caught.clear()
 
 
 def notice_branch(truth: torch.Tensor, dynamic: Collection[int]) -> None:

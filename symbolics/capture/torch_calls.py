@@ -105,10 +105,26 @@ class TorchCalls(TorchFunctionMode):
         if private.transforms_active() and holds_tensor((args, kwargs)):  # what leaves a transform takes its number
             _check_transforms()
         call = _Call(self, func, getattr(func, "__name__", ""), types, args, kwargs, active_recorder())
-        for answer in _ANSWERS:
-            if (answered := answer(call)) is not None:
-                return answered[0]
-        return _made(call)
+        if torch.compiler.is_dynamo_compiling() or not private.is_tracing():
+            return _answered(call)
+        caught = [] if call.recorder is None else call.recorder.capture.caught
+        before = len(caught)
+        try:
+            with private.trace_kept():
+                result = _answered(call)
+        except Exception as error:
+            if call.recorder is not None:
+                caught.append((call.name, *call.recorder.capture.sites.here(), type(error).__name__))
+            raise
+        del caught[before:]  # by torch itself
+        return result
+
+
+def _answered(call: _Call) -> Any:
+    for answer in _ANSWERS:
+        if (answered := answer(call)) is not None:
+            return answered[0]
+    return _made(call)
 
 
 def _gradient(call: _Call) -> _Answer:

@@ -35,6 +35,7 @@ __all__ = [
     "torchscript_reshape",
     "torchscript_shape",
     "torchscript_symbolic",
+    "trace_kept",
     "traced_graph",
     "traced_producer",
     "traced_value",
@@ -344,6 +345,30 @@ def traced_values_kept(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     for tensor, version, value in before:
         if tensor._version == version:
             set_traced_value(tensor, value)
+
+
+@contextlib.contextmanager
+def trace_kept() -> Iterator[None]:
+    """Go on with a trace where a call raises: its caller may catch that.
+
+    torch has ceased to trace then, and its node for the call has no outputs, at which the end of the trace is a segmentation fault.
+    """
+    state = torch._C._get_tracing_state()
+    try:
+        yield
+    except Exception:
+        if state is not None and not is_tracing():
+            torch._C._set_tracing_state(state)
+            last: Any = None
+            block: Any = state.graph()
+            while nodes := list(block.nodes()):  # each module that runs has a block of its own
+                last = nodes[-1]
+                if not (blocks := list(last.blocks())):
+                    break
+                block = blocks[-1]
+            if last is not None and last.kind().startswith("aten::") and not last.outputsSize():
+                last.destroy()
+        raise
 
 
 def traced_graph() -> Any:

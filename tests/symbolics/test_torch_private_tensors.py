@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 import numpy as np
@@ -126,6 +127,18 @@ def test_traced_values_kept():
 
     traced(body)
     assert kinds == ["aten::mul", "aten::neg_", "aten::to"]
+
+
+def test_trace_kept():
+    """Without it, the end of the trace is a segmentation fault."""
+
+    def body(x):
+        y = x * 2
+        with contextlib.suppress(RuntimeError), private.trace_kept():
+            y = y.view(7, 9)
+        return y * 3
+
+    assert traced(body).tolist() == [6, 6]
 
 
 def test_torchscript_numbers(tmp_path):

@@ -136,7 +136,7 @@ def test_verify(arguments, monkeypatch):
     from exporter.verification import verify as module
 
     original = module.run_in_a_fresh_process
-    monkeypatch.setattr(module, "run_in_a_fresh_process", lambda *given: jobs.append(given) or original(*given))
+    monkeypatch.setattr(module, "run_in_a_fresh_process", lambda *given, **more: jobs.append(given) or original(*given, **more))
     result = run("verify", f"{TARGETS}:pair", *arguments, "--json")
     assert result.exit_code == 0, (result.output, result.exception)
     assert json.loads(result.stdout)["functions"] == {SCALE: 2}
