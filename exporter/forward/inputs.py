@@ -43,7 +43,9 @@ def input_names(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str,
 
 def named_tensors(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
     """The tensors of a call by the names of the inputs that they become, in the order of forward's signature."""
-    return {name: tensor for argument, value, _ in _arguments(model, args, kwargs, None) for name, tensor, _ in _leaves(argument, value, None)}
+    return {
+        name: tensor for argument, value, _ in _arguments(model, args, kwargs, None) for name, tensor, _ in _leaves(argument, value, None)
+    }
 
 
 def named_leaves(name: str, value: Any) -> dict[str, torch.Tensor]:

@@ -16,7 +16,20 @@ __all__ = ["as_autocast_has_it"]
 
 #: What autocast computes in its half type, or in the widest of the arguments' types: the formulas keep that by themselves.
 _OTHERS = frozenset(
-    ("addbmm", "addmm", "baddbmm", "bmm", "cat", "index_copy", "linalg_vecdot", "linear", "matmul", "mm", "scaled_dot_product_attention", "stack")
+    (
+        "addbmm",
+        "addmm",
+        "baddbmm",
+        "bmm",
+        "cat",
+        "index_copy",
+        "linalg_vecdot",
+        "linear",
+        "matmul",
+        "mm",
+        "scaled_dot_product_attention",
+        "stack",
+    )
 )
 
 
@@ -25,12 +38,15 @@ def as_autocast_has_it(rewrites: Mapping[Any, Rewrite]) -> dict[Any, Rewrite]:
     found: dict[Any, Rewrite] = {}
     for function, rewrite in rewrites.items():
         name, _, overload = getattr(function, "__name__", "").partition(".")
-        if name in _OTHERS or (schemas := private.autocast_schemas(name)) == ([], []):
+        if name in _OTHERS:
             continue
-        if overload:  # torch.ops.aten.name.overload
-            schemas = tuple([schema for schema in some if schema.overload_name == overload.replace("default", "")] for some in schemas)
-        if schemas[0]:
-            found[function] = _in_float(rewrite, *schemas)
+        # torch.ops.aten.name.overload is one of them
+        cast, left = (
+            [schema for schema in some if not overload or schema.overload_name == overload.replace("default", "")]
+            for some in private.autocast_schemas(name)
+        )
+        if cast:
+            found[function] = _in_float(rewrite, cast, left)
     return found
 
 
@@ -44,16 +60,25 @@ def _in_float(rewrite: Rewrite, cast: list[Any], left: list[Any]) -> Rewrite:
     """
 
     def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if torch.is_autocast_enabled("cpu") and kwargs.get("out") is None and (any(_fits(s, args) for s in cast) or not any(_fits(s, args) for s in left)):
-            args, kwargs = pytree.tree_map_only(torch.Tensor, _float, (args, kwargs))
-        return rewrite(func, args, kwargs)
+        if (
+            not torch.is_autocast_enabled("cpu")
+            or kwargs.get("out") is not None
+            or not (any(_fits(s, args) for s in cast) or not any(_fits(s, args) for s in left))
+        ):
+            return rewrite(func, args, kwargs)
+        args, kwargs = pytree.tree_map_only(torch.Tensor, _float, (args, kwargs))
+        with torch.autocast("cpu", enabled=False):  # a product in the formula is float32's, too
+            return rewrite(func, args, kwargs)
 
     return functools.wraps(rewrite)(called)
 
 
 def _fits(schema: Any, args: tuple[Any, ...]) -> bool:
     """Whether an overload takes tensors where the arguments have them, and numbers where they have those."""
-    return all(value is None or isinstance(value, torch.Tensor) == ("Tensor" in str(argument.type)) for value, argument in zip(args, schema.arguments))
+    return all(
+        value is None or isinstance(value, torch.Tensor) == ("Tensor" in str(argument.type))
+        for value, argument in zip(args, schema.arguments)
+    )
 
 
 def _float(x: torch.Tensor) -> torch.Tensor:

@@ -42,8 +42,9 @@ def in_float(formula: Callable[..., Any]) -> Callable[..., Any]:
     """The formula of tensors of one half type in float32, as torch's kernels compute inside, and its results in the half type."""
 
     def computed(*args: Any, **kwargs: Any) -> Any:
-        half, *others = {t.dtype for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.is_floating_point()} or {None}
-        if half not in HALVES or others:
+        kinds = {t.dtype for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.is_floating_point()}
+        half = kinds.pop() if len(kinds) == 1 else None
+        if half not in HALVES:
             return formula(*args, **kwargs)
         args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.float() if t.dtype is half else t, (args, kwargs))
         return pytree.tree_map_only(torch.Tensor, lambda t: t.to(half) if t.dtype is torch.float32 else t, formula(*args, **kwargs))

@@ -17,6 +17,7 @@ QUIRK = Quirk(
     wrong="a norm of a half type with parameters in float32 is written as one ONNX node, whose inputs must be of one type",
 )
 
+
 def normalized(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The same in float32, the type that the kernels of PyTorch compute in."""
     if not args or (x := args[0]).dtype not in HALVES:
