@@ -51,7 +51,7 @@ CALLS = {
     "multi_margin_loss": [lambda h: F.multi_margin_loss(h * 500, CLASSES, reduction="sum")],
     "multilabel_margin_loss": [lambda h: F.multilabel_margin_loss(h * 500, LABELS, reduction="sum")],
     "poisson_nll_loss": [lambda h: F.poisson_nll_loss(h / 2, SHARES)],
-    "prod": [lambda h: (torch.sigmoid(h) / 100).prod(1), lambda h: torch.prod(h)],
+    "prod": [lambda h: (torch.sigmoid(h) / 100).prod(1), lambda h: torch.prod(h[0])],
     "smooth_l1_loss": [lambda h: F.smooth_l1_loss(h * 500, SHARES, reduction="sum")],
     "soft_margin_loss": [lambda h: F.soft_margin_loss(h, SIGNS, reduction="sum")],
     "trace": [lambda h: (h[:, :4] * 5000).trace()],
