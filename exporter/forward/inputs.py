@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -42,8 +43,9 @@ def input_names(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str,
 
 def named_tensors(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
     """The tensors of a call by the names of the inputs that they become, in the order of forward's signature."""
-    arguments = signature_of(model).bind(*args, **kwargs).arguments
-    return {name: tensor for argument, value in arguments.items() for name, tensor, _ in _leaves(argument, value, None)}
+    return {
+        name: tensor for argument, value, _ in _arguments(model, args, kwargs, None) for name, tensor, _ in _leaves(argument, value, None)
+    }
 
 
 def named_leaves(name: str, value: Any) -> dict[str, torch.Tensor]:
@@ -203,13 +205,25 @@ def _tensors(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any
 ) -> Iterator[tuple[str, torch.Tensor, dict[int, Any]]]:
     """(name, tensor, axis -> what dynamic_shapes has for it where that leaves the axis open) of each tensor, in the order of forward's signature."""
-    arguments = signature_of(model).bind(*args, **kwargs).arguments
+    for name, value, given in _arguments(model, args, kwargs, shapes):
+        for leaf, tensor, spec in _leaves(name, value, given):
+            dims = spec.items() if isinstance(spec, dict) else enumerate(spec if isinstance(spec, (tuple, list)) else ())
+            yield leaf, tensor, {a: dim for a, dim in dims if not isinstance(dim, int) and dim not in (None, torch.export.Dim.STATIC)}
+
+
+def _arguments(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any) -> Iterator[tuple[str, Any, Any]]:
+    """(name, value, what dynamic_shapes has for it) of each argument; those that forward takes as ``**kwargs`` have their own names."""
+    signature = signature_of(model)
+    arguments = signature.bind(*args, **kwargs).arguments
     if isinstance(shapes, (tuple, list)):
         shapes = dict(zip(arguments, shapes, strict=False))
     for name, value in arguments.items():
-        for leaf, tensor, spec in _leaves(name, value, shapes.get(name) if isinstance(shapes, dict) else None):
-            dims = spec.items() if isinstance(spec, dict) else enumerate(spec if isinstance(spec, (tuple, list)) else ())
-            yield leaf, tensor, {a: dim for a, dim in dims if not isinstance(dim, int) and dim not in (None, torch.export.Dim.STATIC)}
+        spec = shapes.get(name) if isinstance(shapes, dict) else None
+        if signature.parameters[name].kind is not inspect.Parameter.VAR_KEYWORD:
+            yield name, value, spec
+            continue
+        for key, item in value.items():
+            yield key, item, spec.get(key) if isinstance(spec, dict) else None
 
 
 def _leaves(name: str, value: Any, spec: Any) -> Iterator[tuple[str, torch.Tensor, Any]]:

@@ -228,14 +228,17 @@ class SequenceMap(OpRun):
 
 
 class LayerNormalization(OnnxLayerNormalization):
-    """onnx's own computes in the type that it is given, and refuses to do so for float64."""
+    """onnx's own computes in the type that it is given, a half type too, and refuses to do so for float64."""
 
     op_domain = ""
 
     def _run(self, X: Any, Scale: Any, B: Any = None, axis: Any = None, epsilon: Any = None, stash_type: Any = None) -> tuple[Any, ...]:
         onnx_own: Any = super()
-        found: tuple[Any, ...] = onnx_own._run(X, Scale, B, axis=axis, epsilon=epsilon, stash_type=1)
-        return found
+        kind = X.dtype
+        if kind.itemsize == 2:  # its statistics are float32, as stash_type says
+            X, Scale, B = (None if value is None else value.astype(np.float32) for value in (X, Scale, B))
+        y, *statistics = onnx_own._run(X, Scale, B, axis=axis, epsilon=epsilon, stash_type=1)
+        return y.astype(kind), *statistics
 
 
 class MeanVarianceNormalization(OpRun):

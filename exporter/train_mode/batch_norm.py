@@ -10,7 +10,7 @@ import onnx_ir as ir
 import torch
 
 from symbolics.errors import RunError
-from symbolics.graph.values import array_of, attr, made_by, name_of, trains
+from symbolics.graph.values import HALVES, array_of, attr, made_by, name_of, trains
 from symbolics.node.metadata import changes_of, read_cumulative
 from symbolics.node.names import NEW_VARIANCE
 from symbolics.quirks import copied, read_copies
@@ -110,8 +110,11 @@ def batch_statistics(model: ir.Model) -> list[Statistics]:
         for position, source, what in ((3, mean, "mean"), (4, var, "var")):
             output = node.outputs[position - 2]
             output.name = output.name or f"{stem}/{what}"
-            output.type, output.shape = source.type, source.shape
-        read_copies(node, *_zeros(node, mean, var))  # of its own for each node: onnxruntime's kernel writes over them
+            output.shape = source.shape
+        zeros = _zeros(node, mean, var)
+        for output, zero in zip(node.outputs[1:], zeros):
+            output.type = zero.type
+        read_copies(node, *zeros)  # of its own for each node: onnxruntime's kernel writes over them
         shape = ir.Node("", "Shape", [x], name=f"{stem}/shape")
         shape.outputs[0].name = shape.name
         shape.outputs[0].type = ir.TensorType(ir.DataType.INT64)
@@ -124,12 +127,17 @@ def batch_statistics(model: ir.Model) -> list[Statistics]:
 
 
 def _zeros(node: ir.Node, *buffers: ir.Value) -> list[ir.Value]:
-    """Zeros in the place of the buffers: what momentum 0 makes of finite ones. Of others, which one bad batch leaves, it makes NaN."""
+    """Zeros in the place of the buffers: what momentum 0 makes of finite ones. Of others, which one bad batch leaves, it makes NaN.
+
+    Those of a half type are float32: a batch's variance may be no number of float16 where the running one is.
+    """
     tape = ir.tape.Tape()
     found = []
     for buffer in buffers:
-        zeros = tape.op("CastLike", [tape.op("Less", [buffer, buffer]), buffer])
-        zeros.type, zeros.shape = buffer.type, buffer.shape
+        kind = ir.DataType.FLOAT if buffer.dtype in HALVES else buffer.dtype
+        assert kind is not None
+        zeros = tape.op("Cast", [tape.op("Less", [buffer, buffer])], {"to": kind})
+        zeros.type, zeros.shape = ir.TensorType(kind), buffer.shape
         found.append(zeros)
     assert node.graph is not None
     node.graph.insert_before(node, tape.nodes)

@@ -19,7 +19,7 @@ from exporter.training.optimize import Optimization
 from symbolics.errors import ExportError, Faq
 from symbolics.graph.builder import Builder
 from symbolics.graph.scope import Scope
-from symbolics.graph.values import dtype_of, name_of
+from symbolics.graph.values import HALVES, dtype_of, name_of
 from symbolics.node.metadata import BufferChanges, StepLayout, changes_of, pairing_of, read_state, read_step, write_state, write_step
 from symbolics.node.names import BUFFERS_KEY, GRADIENTS_KEY, OUTPUTS_KEY, STATE_KEY, STEP_KEY
 
@@ -79,7 +79,7 @@ class Assembly:
             self._parameters = {name: carried.from_initializer(f"param.{name}", name) for name in gradients}
             self._changed(changes, by_name)
             reported = Optimization(carried, self.groups, scale=scale, **self._options).write(op, self._parameters, gradients)
-            if dtype_of(loss) in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):  # JavaScript has its bits alone
+            if dtype_of(loss) in HALVES:  # JavaScript has its bits alone
                 loss = op.Cast(loss, to=ir.DataType.FLOAT)
             if seed is not None:
                 masks = next(value for value in graph.inputs if value.name == seed)
@@ -142,12 +142,13 @@ class Assembly:
             if (check := there.producer()) is not None:
                 check.name = f"{entry.var}: {one_value()}"
             for old, batch in zip(running, (mean, var * (size / (size - channels) * there))):  # torch keeps the unbiased variance
-                now = self.carried.next.get(old, old)
+                now = op.Cast(self.carried.next.get(old, old), to=dtype_of(var))  # of a half type the batch's are float32
                 if entry.momentum is None:  # the average of all batches
                     assert batches is not None
-                    self.carried.next[old] = now + (batch - now) / op.Cast(batches, to=dtype_of(var))
+                    following = now + (batch - now) / op.Cast(batches, to=dtype_of(var))
                 else:
-                    self.carried.next[old] = now * entry.momentum + batch * (1 - entry.momentum)
+                    following = now * entry.momentum + batch * (1 - entry.momentum)
+                self.carried.next[old] = op.Cast(following, to=dtype_of(old))
 
     def _changed(self, changes: BufferChanges, outputs: Mapping[str, ir.Value]) -> None:
         """Every other buffer that forward changes goes from step to step, too; of a parameter that is trained, the optimizer gets the new value.

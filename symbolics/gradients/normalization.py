@@ -12,7 +12,7 @@ from symbolics.gradients.compositions import is_masked_softmax
 from symbolics.gradients.registry import Grads, gradient
 from symbolics.gradients.residuals import residual
 from symbolics.graph.builder import Builder
-from symbolics.graph.values import dtype_of, static_shape, unsupported
+from symbolics.graph.values import HALVES, dtype_of, static_shape, unsupported
 
 __all__ = ["normalized", "statistics", "through_softmax", "without_nan"]
 
@@ -25,7 +25,7 @@ def softmax(op: Builder, g: Value, x: Value, *, y: Value, axis: int) -> Value:
 
 def through_softmax(op: Builder, g: Value, y: Value, axis: int) -> Value:
     """The Jacobian of Softmax, which is symmetric, times a gradient or a tangent; y without NaN."""
-    if y.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):  # the difference cancels: torch takes it in float32 too
+    if y.dtype in HALVES:  # the difference cancels: torch takes it in float32 too
         y, g = op.Cast(y, to=ir.DataType.FLOAT), op.Cast(g, to=ir.DataType.FLOAT)
     return y * (g - op.ReduceSum(g * y, [axis], keepdims=1))
 
@@ -139,7 +139,7 @@ def batch_normalization(
     if rank == 1:
         raise unsupported(node, "an input of rank 1 has no channels")
     axes = [0, *range(2, rank)]
-    kind = mean.dtype  # statistics may be of a wider type
+    kind = ir.DataType.FLOAT if mean.dtype in HALVES else mean.dtype  # statistics may be of a wider type
     wide_x = op.Cast(x, to=kind)
     if own and g is None:
         return [_through_statistics(op, x, wide_x - _channels(op, ys[1], rank), gmean, gspread, rank), None, None, None, None]
@@ -147,7 +147,7 @@ def batch_normalization(
     wide = op.Cast(g, to=kind)
     if training_mode:
         if own:
-            _, mean_x, spread = ys
+            mean_x, spread = (op.Cast(own_one, to=kind) for own_one in ys[1:])
             centered = wide_x - _channels(op, mean_x, rank)
         else:
             mean_x = op.ReduceMean(wide_x, axes, keepdims=0)
@@ -164,6 +164,7 @@ def batch_normalization(
         if gmean is not None or gspread is not None:
             dx = dx + _through_statistics(op, x, centered, gmean, gspread, rank)
         return [dx, dscale, dbias, None, None]
+    mean, variance = op.Cast(mean, to=kind), op.Cast(variance, to=kind)
     inverse = 1.0 / op.Sqrt(variance + epsilon)
     factor = op.Cast(scale, to=kind) * inverse
     normal = (wide_x - _channels(op, mean, rank)) * _channels(op, inverse, rank)
@@ -187,6 +188,8 @@ def _through_statistics(op: Builder, x: Value, centered: Value, gmean: Value | N
 def instance_normalization(op: Builder, g: Value, x: Value, scale: Value, bias: Value, *, node: ir.Node, epsilon: float) -> Grads:
     rank = op.rank(node, x)
     axes = list(range(2, rank))
+    if x.dtype in HALVES:  # squares may be no numbers of it
+        g, x, scale = (op.Cast(value, to=ir.DataType.FLOAT) for value in (g, x, scale))
     centered = x - op.ReduceMean(x, axes, keepdims=1)
     inverse = 1.0 / op.Sqrt(op.ReduceMean(centered * centered, axes, keepdims=1) + epsilon)
     normal = centered * inverse

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from symbolics.graph.emitter import Emitter, Operand
-from symbolics.graph.values import attr, made_by, rank_of, static_shape
+from symbolics.graph.values import HALVES, attr, made_by, rank_of, static_shape
 
 __all__ = ["PEEPHOLES", "is_reduction_of_halves", "made_here", "peephole"]
 
@@ -258,12 +258,11 @@ def pad(op: Emitter, x: Operand, pads: Operand, value: Operand = None, axes: Ope
 
 
 # -------------------------------------------------------------------------------------------------------------- Scatter
-_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def is_reduction_of_halves(data: ir.Value | None, reduction: str | None) -> bool:
     """Whether a scatter adds numbers of 16 bits: onnxruntime has no kernel for that."""
-    return data is not None and data.dtype in _HALVES and reduction not in (None, "none")
+    return data is not None and data.dtype in HALVES and reduction not in (None, "none")
 
 
 def _scatter(op_type: str) -> Row:

@@ -16,10 +16,12 @@ from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, OWN_DOMAIN, P
 from symbolics.text import shown
 
 __all__ = [
-    "RANDOM", "SCOPES", "array_of", "attr", "check_unrolled", "constant_of", "describe", "dtype_of", "fixed_array", "function_of", "graph_of", "input_of", "is_float", "is_float_tensor", "is_mark", "is_python_op", "is_python_op_tangent", "is_static", "made_by", "may_be_float", "name_of", "operator_text",
+    "HALVES", "RANDOM", "SCOPES", "array_of", "attr", "check_unrolled", "constant_of", "describe", "dtype_of", "fixed_array", "function_of", "graph_of", "input_of", "is_float", "is_float_tensor", "is_mark", "is_python_op", "is_python_op_tangent", "is_static", "made_by", "may_be_float", "name_of", "operator_text",
     "rank_of", "schema_default", "scope_of", "shape_in_function", "static_shape", "trains", "unsupported",
 ]  # fmt: skip
 
+#: The types of 16 bits: torch's kernels compute inside in float32.
+HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 #: Operators that may draw random numbers: two are never one, none is computed beforehand. (A Dropout draws where it `trains`.)
 RANDOM = frozenset("Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split())
 

@@ -13,6 +13,7 @@ import onnx_ir as ir
 import torch
 
 from symbolics.graph.walk import walk
+from symbolics.quirks.autocasts import as_autocast_has_it
 from symbolics.quirks.onnx.equal_draws import kept_apart
 from symbolics.quirks.onnx.lost_initializers import register_lost_initializers
 from symbolics.quirks.onnx.near_numbers import near_numbers_apart
@@ -147,6 +148,7 @@ REWRITES: dict[Any, Rewrite] = {
 REWRITES |= narrow_types(REWRITES)
 REWRITES |= promoting(REWRITES)
 REWRITES |= scalar_axes(REWRITES)
+REWRITES |= as_autocast_has_it(REWRITES)
 
 #: How the calls that are looked into may be spelled: those above, and what changes a tensor in place.
 SPELLINGS: dict[Any, list[Form]] = forms(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from symbolics import torch_private as private
 
-__all__ = ["Rewrite", "call", "in_place", "instead", "instead_in_torchscript", "stopped", "write"]
+__all__ = ["HALVES", "Rewrite", "call", "in_float", "in_place", "instead", "instead_in_torchscript", "stopped", "write"]
 
 Rewrite = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+HALVES = (torch.float16, torch.bfloat16)
 
 
 def call(rewrite: Rewrite | None, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -33,6 +36,20 @@ def instead_in_torchscript(formula: Callable[..., Any], inner: Rewrite | None = 
     """The same for what torch.onnx.export(dynamo=True) writes rightly."""
     whole = instead(formula, inner)
     return lambda func, args, kwargs: call(whole if private.is_tracing() else inner, func, args, kwargs)
+
+
+def in_float(formula: Callable[..., Any]) -> Callable[..., Any]:
+    """The formula of tensors of one half type in float32, as torch's kernels compute inside, and its results in the half type."""
+
+    def computed(*args: Any, **kwargs: Any) -> Any:
+        kinds = {t.dtype for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.is_floating_point()}
+        half = kinds.pop() if len(kinds) == 1 else None
+        if half not in HALVES:
+            return formula(*args, **kwargs)
+        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.float() if t.dtype is half else t, (args, kwargs))
+        return pytree.tree_map_only(torch.Tensor, lambda t: t.to(half) if t.dtype is torch.float32 else t, formula(*args, **kwargs))
+
+    return functools.wraps(formula)(computed)
 
 
 def in_place(rewrite: Rewrite, func: Any) -> Rewrite:

@@ -13,6 +13,7 @@ import torch
 from symbolics.torch_private.torchscript import paused_capture
 
 __all__ = [
+    "autocast_schemas",
     "below_autograd",
     "check_schema",
     "composite_kernel",
@@ -110,6 +111,22 @@ def overload_of(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 def signatures_of(name: str) -> list[Any]:
     """The schemas of one of torch's own operators, by which its parser binds arguments; none where it has none of this name."""
     return list(torch._C._jit_get_schemas_for_operator(f"aten::{name}"))
+
+
+def autocast_schemas(name: str) -> tuple[list[Any], list[Any]]:
+    """The schemas of one of torch's own operators that autocast has a kernel for on the CPU, and the others; both empty where it has none.
+
+    ``_dispatch_has_kernel_for_dispatch_key``: nothing public says what autocast treats. It knows none of TorchScript's own operators on numbers, which
+    ``_dispatch_has_kernel`` tells. Those with ``out=`` are left out.
+    """
+    found: tuple[list[Any], list[Any]] = [], []
+    for schema in signatures_of(name):
+        if any(argument.is_out for argument in schema.arguments):
+            continue
+        full = f"aten::{name}.{schema.overload_name}".removesuffix(".")
+        if torch._C._dispatch_has_kernel(full):
+            found[not torch._C._dispatch_has_kernel_for_dispatch_key(full, "AutocastCPU")].append(schema)
+    return found if found[0] else ([], [])
 
 
 def find_overload(name: str, overload: str) -> Any:

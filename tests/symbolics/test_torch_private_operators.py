@@ -236,3 +236,13 @@ def test_first_operator(call, name, surrounded):
 def test_is_dispatched(operator):
     assert private.is_dispatched(operator.default) and private.is_dispatched(torch.ops.aten.relu.default)
     assert not private.is_dispatched(torch.ops.aten.save.default)
+
+
+def test_autocast_schemas():
+    cast, left = private.autocast_schemas("prod")
+    assert {schema.overload_name for schema in cast} >= {"", "dim_int"} and all(
+        schema.overload_name.startswith("dim_Dim") for schema in left
+    )
+    cast, left = private.autocast_schemas("fake_quantize_per_tensor_affine")
+    assert [schema.overload_name for schema in (*cast, *left)] == ["", "tensor_qparams"]
+    assert private.autocast_schemas("sum") == private.autocast_schemas("no_such_operator") == private.autocast_schemas("atan2") == ([], [])

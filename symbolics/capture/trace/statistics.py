@@ -69,10 +69,11 @@ class RunningStatistics:
         said = [update for update in self._unsaid if wanted(update.running)]
         self._unsaid = [update for update in self._unsaid if not any(update is other for other in said)]
         for update in said:
-            x = torch.ops.pythonop.stop_gradient(update.x.to(update.running[0].dtype))
+            kind = update.running[0].dtype
+            x = torch.ops.pythonop.stop_gradient(update.x.to(torch.float32 if kind in (torch.float16, torch.bfloat16) else kind))
             axes = [axis for axis in range(x.dim()) if axis != 1]
             for running, batch in zip(update.running, (x.mean(axes), x.var(axes))):
                 with torch.no_grad():
-                    private.replace_traced(running, running * (1 - update.momentum) + batch * update.momentum)
+                    private.replace_traced(running, (running.to(x.dtype) * (1 - update.momentum) + batch * update.momentum).to(kind))
                 self._dirtied.append(running)
                 self._follow(running)

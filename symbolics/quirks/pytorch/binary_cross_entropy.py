@@ -8,7 +8,7 @@ from torch.nn import functional
 from symbolics import torch_private as private
 from symbolics.quirks.pytorch.logarithms import log1p
 from symbolics.quirks.quirk import Quirk
-from symbolics.quirks.rewriting import instead, stopped
+from symbolics.quirks.rewriting import in_float, instead, stopped
 
 __all__ = ["BINARY_CROSS_ENTROPY", "QUIRK"]
 
@@ -39,7 +39,7 @@ def _with_logits(
 
 
 def _of_probabilities(p: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, reduction: int = _NONE) -> torch.Tensor:
-    """Logarithms are -100 at least. The slope is (p - t) / (p (1 - p)), its divisor 1e-12 at least: at the edges a line has it."""
+    """Logarithms are -100 at least. The slope is (p - t) / (p (1 - p)), its divisor 1e-12 at least: at the edges a line has it. 1e-12 is 0 in float16."""
     at_edge = p * (1 - p) < _SMALLEST_VARIANCE
     slope = stopped((p - target) / _SMALLEST_VARIANCE)
     line = torch.where(at_edge, slope * (p - stopped(p)), torch.zeros_like(p))
@@ -63,5 +63,5 @@ def _reduced(each: torch.Tensor, weight: torch.Tensor | None, reduction: int) ->
 
 BINARY_CROSS_ENTROPY = {
     torch.binary_cross_entropy_with_logits: instead(_with_logits),
-    private.inner_function("binary_cross_entropy"): instead(_of_probabilities),
+    private.inner_function("binary_cross_entropy"): instead(in_float(_of_probabilities)),
 }

@@ -9,7 +9,7 @@ import torch
 
 from symbolics import torch_private as private
 from symbolics.quirks.quirk import Quirk
-from symbolics.quirks.rewriting import instead, stopped
+from symbolics.quirks.rewriting import HALVES, instead, stopped
 
 __all__ = ["DISTANCES", "QUIRK"]
 
@@ -26,11 +26,13 @@ _WRITTEN = (0.0, 1.0, 2.0, math.inf, -math.inf)  # norms that are one node, whos
 def _vector_norm(
     x: torch.Tensor, ord: float = 2, dim: int | tuple[int, ...] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """torch.linalg.vector_norm; nothing flows into a vector of zeros."""
+    """torch.linalg.vector_norm; nothing flows into a vector of zeros. The powers of a half type are float32's, as in torch's kernel."""
     p = float(ord)
     x = x if dtype is None else x.to(dtype)
     if p in _WRITTEN or p < 0 or not x.is_floating_point() or x.dim() == 0:
         return NotImplemented
+    if x.dtype in HALVES:
+        return _vector_norm(x.float(), p, dim, keepdim).to(x.dtype)
     size = x.abs()
     if p < 1:  # the slope of |x|^p is infinite at 0: torch takes 0
         zero = x == 0

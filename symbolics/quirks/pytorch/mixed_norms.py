@@ -7,16 +7,15 @@ from typing import Any
 import torch
 
 from symbolics.quirks.quirk import Quirk
+from symbolics.quirks.rewriting import HALVES
 
-__all__ = ["HALVES", "MIXED_NORMS", "QUIRK", "normalized"]
+__all__ = ["MIXED_NORMS", "QUIRK", "normalized"]
 
 QUIRK = Quirk(
     upstream="torch and onnxscript's torchlib",
     seen="2.13, 0.7.2",
     wrong="a norm of a half type with parameters in float32 is written as one ONNX node, whose inputs must be of one type",
 )
-
-HALVES = (torch.float16, torch.bfloat16)
 
 
 def normalized(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

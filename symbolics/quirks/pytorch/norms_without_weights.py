@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from symbolics import torch_private as private
-from symbolics.quirks.pytorch.mixed_norms import HALVES, normalized
+from symbolics.quirks.pytorch.mixed_norms import normalized
 from symbolics.quirks.quirk import Quirk
+from symbolics.quirks.rewriting import HALVES
 
 __all__ = ["BATCH_NORM", "QUIRK", "with_weights"]
 
@@ -21,11 +22,13 @@ QUIRK = Quirk(
 
 
 def _batch_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if len(args) < 9 or not private.is_tracing():
+    if len(args) < 9 or not (private.is_tracing() or args[0].dtype in HALVES):
         return normalized(func, args, kwargs)
     x, weight, bias, mean, var, training, momentum, eps, *rest = args
-    if mean is None or var is None:  # then its statistics are the batch's
+    if mean is None or var is None:  # then its statistics are the batch's, which dynamo's translation rounds to a half type
         return _by_statistics(x, weight, bias, eps)
+    if not private.is_tracing():
+        return normalized(func, args, kwargs)
     return normalized(func, (x, *with_weights(mean, weight, bias), mean, var, training, momentum, eps, *rest), kwargs)
 
 

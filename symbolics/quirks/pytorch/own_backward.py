@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from symbolics.quirks.pytorch.variance import root, variance
+from symbolics.quirks.pytorch.variance import deviation
 from symbolics.quirks.quirk import Quirk
 from symbolics.users import warn
 
@@ -54,7 +54,7 @@ def _extremum(result: Any, x: torch.Tensor, dim: Any = None, keepdim: bool = Fal
 
 def _std(result: torch.Tensor, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """Nothing flows where the deviation is 0; the square root alone has an infinite slope there."""
-    return root(variance(x, *args, **kwargs))
+    return deviation(x, *args, **kwargs)
 
 
 def _log_sigmoid(result: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

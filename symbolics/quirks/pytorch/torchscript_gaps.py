@@ -9,7 +9,7 @@ import torch
 
 from symbolics import torch_private as private
 from symbolics.quirks.quirk import Quirk
-from symbolics.quirks.rewriting import Rewrite, in_place, instead, instead_in_torchscript
+from symbolics.quirks.rewriting import Rewrite, in_float, in_place, instead, instead_in_torchscript
 
 __all__ = ["GAPS", "QUIRK", "UNARY"]
 
@@ -113,6 +113,7 @@ def _nanmean(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.
     return kept.sum(dims, keepdim) / there.to(x.dtype).sum(dims, keepdim)
 
 
+@in_float
 def _renorm(x: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
     others = [axis for axis in range(x.dim()) if axis != dim % x.dim()]
     norms = torch.linalg.vector_norm(x, p, others, keepdim=True)

@@ -8,9 +8,9 @@ import torch
 
 from symbolics import torch_private as private
 from symbolics.quirks.quirk import Quirk
-from symbolics.quirks.rewriting import Rewrite
+from symbolics.quirks.rewriting import Rewrite, in_float
 
-__all__ = ["QUIRK", "VARIANCE", "root", "variance"]
+__all__ = ["QUIRK", "VARIANCE", "deviation"]
 
 QUIRK = Quirk(
     upstream="torch", seen="2.13", wrong="TorchScript takes a correction of 0.5 for 0; the gradient of std_mean where all are equal is NaN"
@@ -36,7 +36,13 @@ def _var(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return variance(*args, **kwargs) if _fractional(func, args, kwargs) else func(*args, **kwargs)
 
 
-def root(square: torch.Tensor) -> torch.Tensor:
+@in_float
+def deviation(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """torch.std, whose slope at 0 is 0."""
+    return _root(variance(x, *args, **kwargs))
+
+
+def _root(square: torch.Tensor) -> torch.Tensor:
     """The square root, whose slope at 0 is 0."""
     flat = square == 0
     return torch.where(flat, torch.zeros_like(square), torch.where(flat, torch.ones_like(square), square).sqrt())
@@ -50,8 +56,8 @@ def _var_mean(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _std_mean(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    spread, mean = _var_mean(torch.var_mean, args, kwargs)
-    return root(spread), mean
+    _, mean = _var_mean(torch.var_mean, args, kwargs)
+    return deviation(*args, **kwargs), mean
 
 
 VARIANCE: dict[Any, Rewrite] = {

@@ -11,8 +11,9 @@ from onnxscript.function_libs.torch_lib.ops.core import (
     aten__native_batch_norm_no_training as torchlibs_in_eval_mode,
 )
 
+from symbolics.graph.values import HALVES
 from symbolics.node.names import NEW_VARIANCE
-from symbolics.quirks.opset import number, op, stopped
+from symbolics.quirks.opset import constant, number, op, stopped
 from symbolics.quirks.quirk import Quirk
 
 __all__ = ["QUIRK", "batch_norm", "batch_norm_in_eval_mode"]
@@ -44,14 +45,19 @@ def batch_norm(
     )
     # The rest is pruned where nobody reads it. torch's running variance is the unbiased one, ONNX's is not.
     axes = [0, *range(2, len(x.shape))]
-    values = op.CastLike(stopped(x), running_var)  # the running statistics are no function to train
+    half = running_var.dtype in HALVES  # a square, or a count, may be no number of it
+    kind = ir.DataType.FLOAT if half else running_var.dtype
+    values = op.Cast(stopped(x), to=kind)  # the running statistics are no function to train
     mean = op.ReduceMean(values, axes, keepdims=0)
     centred = op.Sub(values, op.ReduceMean(values, axes))
     var = op.ReduceMean(op.Mul(centred, centred), axes, keepdims=0)
-    rstd = op.Reciprocal(op.Sqrt(op.Add(var, number(eps, running_var))))
-    count = op.CastLike(op.Div(op.Size(values), op.Size(mean)), running_var)
-    unbiased = op.Div(op.Mul(var, count), op.Sub(count, number(1.0, running_var)))
-    new_var = op.Add(op.Mul(running_var, number(1.0 - momentum, running_var)), op.Mul(unbiased, number(momentum, running_var)))
+    rstd = op.Reciprocal(op.Sqrt(op.Add(var, constant(eps, kind))))
+    count = op.Cast(op.Div(op.Size(values), op.Size(mean)), to=kind)
+    unbiased = op.Div(op.Mul(var, count), op.Sub(count, constant(1.0, kind)))
+    old_var = op.Cast(running_var, to=kind) if half else running_var
+    new_var = op.Add(op.Mul(old_var, constant(1.0 - momentum, kind)), op.Mul(unbiased, constant(momentum, kind)))
+    if half:
+        mean, rstd, new_var = (op.Cast(value, to=running_var.dtype) for value in (mean, rstd, new_var))
     new_var.producer().meta[NEW_VARIANCE] = running_var
     return y, mean, rstd, new_mean, new_var
 
