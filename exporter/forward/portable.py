@@ -174,6 +174,7 @@ class _Made:
             except Exception as error:
                 raise Untraceable(f"torch.onnx cannot translate it ({cause(error)})") from error
         rename(translated, joint)
+        quirks.give_digits(translated, joint.graph)
         quirks.apply(quirks.TRANSLATED, translated)
         with contextlib.ExitStack() as stack:
             for apart in quirks.OPTIMIZING:
