@@ -28,6 +28,7 @@ from symbolics.node.dtypes import DTYPES
 from symbolics.node.names import qualified_name
 from symbolics.node.operators import Operator
 from symbolics.node.outside_values import other_values, values_read
+from symbolics.portable.conditions import place_of_condition
 from symbolics.portable.decompositions import DECOMPOSITIONS
 from symbolics.portable.helpers import helpers_in_torch
 from symbolics.portable.kept import changed_by, keep
@@ -105,7 +106,7 @@ class _Trace:
     def __init__(self, record: Record, used: Sequence[bool]) -> None:
         self.record, self.used = record, used
         self.call = record.traced or record.call
-        self.env, self.mode = private.fake_mode()
+        self.env, self.mode = private.fake_mode(place_of_condition)
         self.inputs = self.make_inputs()
         self.forward = frozenset[str]()
 
@@ -265,9 +266,10 @@ class _Trace:
                 raise Untraceable("it computes in bfloat16, for which onnxruntime has hardly a kernel")
             if private.is_random(node.target):
                 raise Untraceable(f"it draws random numbers ({node.target})")
-        if (condition := private.condition_on_sizes(self.env)) is not None:
+        if (found := private.condition_on_sizes(self.env)) is not None:
+            condition, where = found
             raise Untraceable(
-                f"what it does depends on a size ({self._places(condition)}), which may be another one in the next run: compute with the size itself "
+                f"what it does depends on a size ({self._places(condition)}), which may be another one in the next run{where}: compute with the size itself "
                 "(x.numel() ** 0.5), without a loop over it, a branch, int(), float() or torch.tensor() of it, or give the axis a fixed size"
             )
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
+import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import onnx_ir as ir
@@ -29,12 +33,29 @@ __all__ = [
 ]
 
 
-def fake_mode() -> tuple[Any, Any]:
-    """A world of fake tensors of its own: (ShapeEnv, FakeTensorMode). No public way makes one with symbolic sizes."""
+class _Guards(list[Any]):
+    """The conditions that a ShapeEnv has met, and what ``seen`` says of the frame that met each."""
+
+    def __init__(self, seen: Callable[[FrameType], str]) -> None:
+        super().__init__()
+        self.seen, self.said = seen, list[str]()
+
+    def append(self, guard: Any) -> None:
+        super().append(guard)
+        self.said.append(self.seen(sys._getframe(1)))
+
+
+def fake_mode(seen: Callable[[FrameType], str] = lambda frame: "") -> tuple[Any, Any]:
+    """A world of fake tensors of its own: (ShapeEnv, FakeTensorMode). No public way makes one with symbolic sizes.
+
+    Args:
+        seen: What to say of the frame in which a condition on a size is met.
+    """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     env = ShapeEnv()
+    env.guards = _Guards(seen)
     return env, FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
 
 
@@ -131,39 +152,65 @@ def written_arguments(target: Any) -> list[int]:
 _LAYOUT = "_prims_common"
 
 
-def condition_on_sizes(env: Any) -> str | None:
-    """A condition on symbolic sizes under which alone a trace holds; None where it holds for all sizes from 2 on."""
+#: Where torch asks whether a tensor has two elements or more, of which alone strides say something.
+_CONTIGUOUS = "in is_contiguous"
+#: How many cases of remainders are looked at.
+_CASES = 64
+
+
+def condition_on_sizes(env: Any) -> tuple[str, str] | None:
+    """A condition on symbolic sizes under which alone a trace holds, and what `fake_mode` was told of it; None where it holds for all sizes from 2 on."""
     import sympy
 
     sizes = {guard.expr.lhs for guard in env.guards if isinstance(guard.expr, sympy.Ne) and guard.expr.rhs in (0, 1)}
     several = {size: 2 + sympy.Dummy(integer=True, nonnegative=True) for size in sizes if not size.is_symbol}
-    for guard in env.guards:
+    for index, guard in enumerate(env.guards):
         condition = guard.expr
         if isinstance(condition, sympy.Ne) and condition.rhs in (0, 1):
             continue
+        if isinstance(condition, sympy.Ge) and condition.rhs == 2 and _CONTIGUOUS in str(guard.sloc):
+            continue  # fewer elements are contiguous, too
         if _LAYOUT in str(guard.sloc):  # torch asks for strides: of sizes such as n - 1, too, which are 2 or more as n is
             condition = condition.subs(several)
         if condition in (sympy.true, True) or not condition.free_symbols or _always_holds(condition):
             continue
-        return str(condition)
+        return str(condition), env.guards.said[index] if len(env.guards.said) == len(env.guards) else ""
     return None
 
 
 def _always_holds(condition: Any) -> bool:
-    """Whether a condition is true of all sizes from 1 on, as sympy can tell: torch asks Eq(Min(n, n*m), n) to know the strides of a view."""
+    """Whether a condition is true of all sizes from 1 on, as sympy can tell.
+
+    torch asks Eq(Min(n, n*m), n) to know the strides of a view, and n//2 <= n of topk. With a divisor, each remainder is a case of its own.
+    """
     import sympy
     from torch.utils._sympy import functions
 
-    sizes = {symbol: 1 + sympy.Dummy(integer=True, nonnegative=True) for symbol in condition.free_symbols}
-    known = {functions.Min: sympy.Min, functions.Max: sympy.Max}
+    divisors = [part.args[1] for part in condition.atoms(functions.FloorDiv)]
+    if not all(divisor.is_Integer and divisor > 0 for divisor in divisors):
+        return False
+    step, symbols = math.lcm(*map(int, divisors)), list(condition.free_symbols)
+    known = {
+        functions.Min: sympy.Min,
+        functions.Max: sympy.Max,
+        functions.FloorDiv: lambda number, divisor: sympy.floor(sympy.expand(number / divisor)),
+    }
 
-    def told(part: Any) -> Any:
+    def told(part: Any, sizes: dict[Any, Any]) -> Any:
         if not part.args:
             return sizes.get(part, part)
         kind = known.get(part.func, part.func)
-        return kind(*(sympy.expand(told(arg)) if isinstance(arg, sympy.Expr) else told(arg) for arg in part.args))
+        return kind(*(sympy.expand(told(arg, sizes)) if isinstance(arg, sympy.Expr) else told(arg, sizes) for arg in part.args))
 
-    return told(condition) is sympy.true
+    def holds(remainders: Sequence[int]) -> bool:
+        sizes = {
+            symbol: 1 + remainder + step * sympy.Dummy(integer=True, nonnegative=True)
+            for symbol, remainder in zip(symbols, remainders, strict=True)
+        }
+        return told(condition, sizes) is sympy.true
+
+    cases = step ** len(symbols)
+    return cases <= _CASES and all(map(holds, itertools.product(range(step), repeat=len(symbols))))
 
 
 def is_data_dependent(error: BaseException) -> bool:

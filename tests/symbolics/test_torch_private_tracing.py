@@ -102,17 +102,31 @@ def test_lift_constants():
         (lambda x: x * int(x.shape[0]), "5"),
         (lambda x: x + 1 if torch.sym_min(x.shape[0], x.shape[0] * x.shape[0]) == x.shape[0] else x, None),
         (lambda x: torch.eye(x.shape[0] - 1) * x[:-1, None], None),
+        (lambda x: x.topk(x.shape[0] // 2).values, None),
+        (lambda x: x.topk((x.shape[0] + 1) // 3 + 1).values, None),
+        (lambda x: x.topk(x.shape[0] // 2 + 2).values, "2"),
         (lambda x: x + 1 if (x.shape[0] - 1) ** 2 >= 2 else x, "2"),
         (lambda x: x + 1 if torch.sym_min(x.shape[0] * 2, x.shape[0] + 7) == x.shape[0] * 2 else x, "Min"),
     ],
-    ids=["none", "a branch", "a number", "true of all sizes", "strides of n - 1", "a branch on n - 1", "true of some sizes"],
+    ids=[
+        "none",
+        "a branch",
+        "a number",
+        "true of all sizes",
+        "strides of n - 1",
+        "true of halves",
+        "true of thirds",
+        "not of one",
+        "a branch on n - 1",
+        "true of some sizes",
+    ],
 )
 def test_condition_on_sizes(function, condition):
     env, mode, (x,) = fakes(torch.zeros(5))
     with mode:
         private.trace_to_aten(function, (x,))
     found = private.condition_on_sizes(env)
-    assert found is None if condition is None else condition in found
+    assert found is None if condition is None else condition in found[0]
 
 
 @pytest.mark.parametrize("function", [lambda x: 1 if x.sum() > 0 else 2, lambda x: x.item() > 0 and 1])

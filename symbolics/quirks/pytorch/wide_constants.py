@@ -82,7 +82,11 @@ def _of_sizes(graph: Any) -> list[Any]:
         return value.debugName() in names
 
     for node in graph.nodes():
-        computed = (node.kind() in _ARITHMETIC or _is_cast(node) or _becomes_wide(node)) and all(map(follows, node.inputs())) and any(v.debugName() in names for v in node.inputs())
+        computed = (
+            (node.kind() in _ARITHMETIC or _is_cast(node) or _becomes_wide(node))
+            and all(map(follows, node.inputs()))
+            and any(v.debugName() in names for v in node.inputs())
+        )
         if computed or node.kind() == "prim::NumToTensor":
             found += node.outputs()
             names |= {value.debugName() for value in node.outputs()}
@@ -96,7 +100,9 @@ def _is_cast(node: Any) -> bool:
 
 def _becomes_wide(node: Any) -> bool:
     """Whether this is what torch.tensor(n ** 0.5, dtype=torch.float64) makes of the number."""
-    kinds = [use.user.output().type() for use in node.output().uses() if use.user.kind() == "aten::to"] if node.kind() == "aten::detach" else []
+    kinds = (
+        [use.user.output().type() for use in node.output().uses() if use.user.kind() == "aten::to"] if node.kind() == "aten::detach" else []
+    )
     return bool(kinds) and len(kinds) == len(node.output().uses()) and all(kind.dtype() is torch.float64 for kind in kinds)
 
 

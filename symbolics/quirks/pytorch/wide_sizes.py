@@ -23,7 +23,24 @@ QUIRK = Quirk(
 
 #: Where whole numbers that follow from sizes alone come from, and what is computed with them. A Cast between whole numbers is not among them: it makes a tensor.
 _SIZES = ("Shape", "Size")
-_WHOLE = ("Add", "Sub", "Mul", "Div", "Mod", "Neg", "Abs", "Max", "Min", "Gather", "Slice", "Squeeze", "Unsqueeze", "Floor", "Where", "Equal")
+_WHOLE = (
+    "Add",
+    "Sub",
+    "Mul",
+    "Div",
+    "Mod",
+    "Neg",
+    "Abs",
+    "Max",
+    "Min",
+    "Gather",
+    "Slice",
+    "Squeeze",
+    "Unsqueeze",
+    "Floor",
+    "Where",
+    "Equal",
+)
 #: What is computed with floats; onnxruntime's CPU has all of it in float64.
 _FLOAT = (
     "Abs", "Add", "Ceil", "Cos", "Div", "Exp", "Floor", "Log", "Max", "Min", "Mul", "Neg", "Pow", "Reciprocal", "Round", "Sin", "Sqrt", "Sub", "Squeeze", "Unsqueeze",
@@ -64,15 +81,26 @@ def give_digits(model: ir.Model, program: torch.fx.GraphModule) -> None:
         program: Its calls have the numbers.
     """
     found = [leaf for part in program.modules() if isinstance(part, torch.fx.GraphModule) for node in part.graph.nodes for leaf in pytree.tree_leaves((node.args, node.kwargs))]  # fmt: skip
-    numbers = {float(np.float32(leaf)): leaf for leaf in found if isinstance(leaf, float) and abs(leaf) < _LARGEST and float(np.float32(leaf)) != leaf}
+    numbers = {
+        float(np.float32(leaf)): leaf
+        for leaf in found
+        if isinstance(leaf, float) and abs(leaf) < _LARGEST and float(np.float32(leaf)) != leaf
+    }
     for node in walk(model.graph) if numbers else ():
         value = input_of(node, 0)
-        if value is None or node.domain or node.op_type not in ("Cast", "CastLike") or _meets(node) is None or value.producer() is None:
+        if value is None or node.domain or node.op_type not in ("Cast", "CastLike") or _meets(node) is None:
             continue
-        array = np.float32(attr(value.producer(), "value_float")) if "value_float" in value.producer().attributes else array_of(value)
+        if (maker := value.producer()) is None:
+            continue
+        short = maker.attributes.get("value_float")
+        array = array_of(value) if short is None else np.array(short.as_float(), np.float32)
         if array is not None and array.dtype == np.float32 and array.size == 1 and (number := numbers.get(float(array.item()))) is not None:
             made = ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.tensor(np.full(array.shape, number)))], name=f"{value.name}/wide")
-            made.outputs[0].name, made.outputs[0].type, made.outputs[0].shape = made.name, ir.TensorType(ir.DataType.DOUBLE), ir.Shape(array.shape)
+            made.outputs[0].name, made.outputs[0].type, made.outputs[0].shape = (
+                made.name,
+                ir.TensorType(ir.DataType.DOUBLE),
+                ir.Shape(array.shape),
+            )
             graph_of(node).insert_before(node, made)
             node.replace_input_with(0, made.outputs[0])
 

@@ -28,9 +28,7 @@ def arange_start(start: Any, end: Any, dtype: int = -1, layout: str = "", device
     return arange_step(start, end, 1, dtype) if dtype == ir.DataType.DOUBLE else aten_arange_start(start, end, dtype)
 
 
-def arange_step(
-    start: Any, end: Any, step: Any = 1, dtype: int = -1, layout: str = "", device: str = "", pin_memory: bool = False
-) -> Any:
+def arange_step(start: Any, end: Any, step: Any = 1, dtype: int = -1, layout: str = "", device: str = "", pin_memory: bool = False) -> Any:
     """aten::arange.start_step."""
     if dtype != ir.DataType.DOUBLE:
         return aten_arange_start_step(start, end, step, dtype)
