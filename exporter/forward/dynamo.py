@@ -112,6 +112,7 @@ def _translate_dynamo(current: Hook, original: Any, model: Any, args: Any, optim
             given = keywords_apart(model, (args,) if isinstance(args, torch.Tensor) else tuple(args or ()), options.get("kwargs"))
             check_dynamic(model, *given, options["dynamic_shapes"], program.model.graph)
         recorder.capture.strict = private.captured_by_dynamo(program)
+        quirks.give_digits(program.model, program.exported_program.graph_module)
         with without_gc():
             finish(program.model, recorder, state, optimize=optimize)
         check_output_names(options.get("output_names"), program.model)

@@ -204,6 +204,7 @@ class _Made:
                     f"torch.onnx cannot translate it ({cause(error)}): with other operators of torch's it is portable (docs/portable.md#make-a-function-portable)"
                 ) from error
         rename(translated, joint)
+        quirks.give_digits(translated, joint.graph)
         quirks.apply(quirks.TRANSLATED, translated)
         with contextlib.ExitStack() as stack:
             for apart in quirks.OPTIMIZING:

@@ -6,10 +6,11 @@ and gets a mark where gradients stop (`symbolics.capture.stops`).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -105,26 +106,27 @@ class TorchCalls(TorchFunctionMode):
         if private.transforms_active() and holds_tensor((args, kwargs)):  # what leaves a transform takes its number
             _check_transforms()
         call = _Call(self, func, getattr(func, "__name__", ""), types, args, kwargs, active_recorder())
-        if torch.compiler.is_dynamo_compiling() or not private.is_tracing():
-            return _answered(call)
-        caught = [] if call.recorder is None else call.recorder.capture.caught
-        before = len(caught)
-        try:
-            with private.trace_kept():
-                result = _answered(call)
-        except Exception as error:
-            if call.recorder is not None:
-                caught.append((call.name, *call.recorder.capture.sites.here(), type(error).__name__))
-            raise
-        del caught[before:]  # by torch itself
-        return result
+        traced = not torch.compiler.is_dynamo_compiling() and private.is_tracing()
+        with _going_on(call) if traced else contextlib.nullcontext():
+            for answer in _ANSWERS:  # called from here: some look at the frame that called this one
+                if (answered := answer(call)) is not None:
+                    return answered[0]
+            return _made(call)
 
 
-def _answered(call: _Call) -> Any:
-    for answer in _ANSWERS:
-        if (answered := answer(call)) is not None:
-            return answered[0]
-    return _made(call)
+@contextlib.contextmanager
+def _going_on(call: _Call) -> Iterator[None]:
+    """A call in a trace of torch.jit, which goes on where the caller catches what the call raises: that is noted."""
+    caught = [] if call.recorder is None else call.recorder.capture.caught
+    before = len(caught)
+    try:
+        with private.trace_kept():
+            yield
+    except Exception as error:
+        if call.recorder is not None:
+            caught.append((call.name, *call.recorder.capture.sites.here(), type(error).__name__))
+        raise
+    del caught[before:]  # by torch itself
 
 
 def _gradient(call: _Call) -> _Answer:

@@ -87,6 +87,7 @@ from symbolics.quirks.pytorch.truth import TRUTH
 from symbolics.quirks.pytorch.unsorted import UNSORTED
 from symbolics.quirks.pytorch.variance import VARIANCE
 from symbolics.quirks.pytorch.wide_constants import float64_by_default
+from symbolics.quirks.pytorch.wide_sizes import give_digits, wide_sizes
 from symbolics.quirks.rewriting import Rewrite
 from symbolics.quirks.spelling import Form, forms, spelled
 from symbolics.quirks.torchlib.boolean_sums import sums_of_booleans
@@ -116,6 +117,7 @@ __all__ = [
     "copied",
     "cumulative_statistics",
     "float64_by_default",
+    "give_digits",
     "lengths_of_class",
     "open_sizes",
     "read_copies",
@@ -172,7 +174,7 @@ MISSING: dict[str, Callable[..., Any]] = {**UNARY, **XOR, **INTEGER_PRODUCTS}
 WITH_BODIES: tuple[GraphPass, ...] = (functions_of_one_version,)
 
 #: On what torch translated, before it is optimized.
-TRANSLATED: tuple[GraphPass, ...] = (say_that_attention_drops, stop_at_regions)
+TRANSLATED: tuple[GraphPass, ...] = (say_that_attention_drops, stop_at_regions, wide_sizes)
 
 #: While it is optimized. Takes the graph.
 OPTIMIZING: tuple[Callable[[ir.Graph], AbstractContextManager[None]], ...] = (kept_apart, draws_stay, clamps_apart, near_numbers_apart)
@@ -240,8 +242,9 @@ def translations() -> dict[Any, Callable[..., Any]]:
     from symbolics.quirks.torchlib.extrema import amax, amin
     from symbolics.quirks.torchlib.floor_divide import floor_divide
     from symbolics.quirks.torchlib.integer_products import int_mm
+    from symbolics.quirks.torchlib.number_arithmetic import number_arithmetic
     from symbolics.quirks.torchlib.powers import power, power_by_number
-    from symbolics.quirks.torchlib.ranges import arange_start
+    from symbolics.quirks.torchlib.ranges import arange_end, arange_start, arange_step
     from symbolics.quirks.torchlib.squeezes import squeeze
     from symbolics.quirks.torchlib.symbolic_sizes import symbolic_sizes
     from symbolics.quirks.torchlib.windows import windows
@@ -256,7 +259,9 @@ def translations() -> dict[Any, Callable[..., Any]]:
         aten._int_mm.default: int_mm,
         aten.amax.default: amax,
         aten.amin.default: amin,
+        aten.arange.default: arange_end,
         aten.arange.start: arange_start,
+        aten.arange.start_step: arange_step,
         aten.clamp.Tensor: clamp_tensor,
         aten.clamp.default: clamp,
         aten.clamp_max.default: clamp_max,
@@ -270,6 +275,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
         aten.scalar_tensor.default: scalar_tensor,
         aten.squeeze.dim: squeeze,
         aten.squeeze.dims: squeeze,
+        **number_arithmetic(),
         **symbolic_sizes(),
         **windows(),
     }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
+import math
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -191,6 +193,12 @@ _MODULES_OF_SIZES = re.compile(r"torch(\.(fx|utils)\b.*)?$")
 _LAYOUT = "_prims_common"
 
 
+#: Where torch asks whether a tensor has two elements or more, of which alone strides say something.
+_CONTIGUOUS = "in is_contiguous"
+#: How many cases of remainders are looked at.
+_CASES = 64
+
+
 def condition_on_sizes(env: Any, small: Collection[Any], asked: Sequence[Any]) -> Any:
     """The first guard (a condition and its place) under which alone a trace holds; None where it holds for all sizes from 2 on.
 
@@ -213,41 +221,50 @@ def condition_on_sizes(env: Any, small: Collection[Any], asked: Sequence[Any]) -
         condition = guard.expr
         if from_two(guard):
             continue
+        if isinstance(condition, sympy.Ge) and condition.rhs == 2 and _CONTIGUOUS in str(guard.sloc):
+            continue  # fewer elements are contiguous, too
         if _LAYOUT in str(guard.sloc):  # torch asks for strides: of sizes such as n - 1, too, which are 2 or more as n is
             condition = condition.subs(several)
-        if (
-            condition in (sympy.true, True)
-            or not condition.free_symbols
-            or _always_holds(condition, env, small if of_branch(guard) else ())
-        ):
-            continue
-        return guard
+        known = condition in (sympy.true, True) or not condition.free_symbols
+        if not known and not _always_holds(condition, env, small if of_branch(guard) else ()):
+            return guard
     return None
 
 
 def _always_holds(condition: Any, env: Any, small: Collection[Any]) -> bool:
     """Whether a condition is true of all sizes from 1 on, or 0 where they are small, as sympy can tell.
 
-    torch asks Eq(Min(n, n*m), n) to know the strides of a view.
+    torch asks Eq(Min(n, n*m), n) to know the strides of a view, and n//2 <= n of topk. With a divisor, each remainder is a case of its own.
     """
     import sympy
     from torch.utils._sympy import functions
 
-    sizes = {
-        symbol: sympy.Dummy(integer=True, nonnegative=env.var_to_range[symbol].lower == 0 or None)
-        if symbol in small
-        else 1 + sympy.Dummy(integer=True, nonnegative=True)
-        for symbol in condition.free_symbols
+    divisors = [part.args[1] for part in condition.atoms(functions.FloorDiv)]
+    if not all(divisor.is_Integer and divisor > 0 for divisor in divisors):
+        return False
+    step, symbols = math.lcm(*map(int, divisors)), list(condition.free_symbols)
+    known = {
+        functions.Min: sympy.Min,
+        functions.Max: sympy.Max,
+        functions.FloorDiv: lambda number, divisor: sympy.floor(sympy.expand(number / divisor)),
     }
-    known = {functions.Min: sympy.Min, functions.Max: sympy.Max}
 
-    def told(part: Any) -> Any:
+    def told(part: Any, sizes: dict[Any, Any]) -> Any:
         if not part.args:
             return sizes.get(part, part)
         kind = known.get(part.func, part.func)
-        return kind(*(sympy.expand(told(arg)) if isinstance(arg, sympy.Expr) else told(arg) for arg in part.args))
+        return kind(*(sympy.expand(told(arg, sizes)) if isinstance(arg, sympy.Expr) else told(arg, sizes) for arg in part.args))
 
-    return told(condition) is sympy.true
+    def of_remainder(symbol: Any, remainder: int) -> Any:
+        if symbol not in small:
+            return 1 + remainder + step * sympy.Dummy(integer=True, nonnegative=True)
+        return remainder + step * sympy.Dummy(integer=True, nonnegative=env.var_to_range[symbol].lower == 0 or None)
+
+    def holds(remainders: Sequence[int]) -> bool:
+        return told(condition, dict(zip(symbols, map(of_remainder, symbols, remainders), strict=True))) is sympy.true
+
+    cases = step ** len(symbols)
+    return cases <= _CASES and all(map(holds, itertools.product(range(step), repeat=len(symbols))))
 
 
 def is_data_dependent(error: BaseException) -> bool:

@@ -45,3 +45,15 @@ def test_settled_sizes():
     fixed = private.settled_sizes(_oblivious(lambda x: x + torch.ones(3, 4), 3, 4, opened=torch.export.Dim.AUTO))
     assert list(fixed.values()) == [3], "torch.export no longer keeps in var_to_range that a broadcast leaves a size one value"
     assert private.settled_sizes(_oblivious(lambda x: x + 1, 3, 4)) == {}
+
+
+def test_found_equal():
+    class Sum(torch.nn.Module):
+        def forward(self, x, y):
+            return x + y
+
+    batch = torch.export.Dim("batch")
+    program = torch.export.export(Sum(), (torch.ones(3), torch.ones(3)), dynamic_shapes={"x": {0: batch}, "y": {0: batch}})
+    names = [str(node.meta["val"].shape[0]) for node in program.graph.nodes if node.op == "placeholder"]
+    assert list(private.found_equal(program).values()) == names[:1], "torch.export no longer keeps in replacements which sizes are one"
+    assert private.found_equal(torch.export.export(Sum(), (torch.ones(3), torch.ones(3)))) == {}

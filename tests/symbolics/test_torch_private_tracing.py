@@ -6,6 +6,7 @@ import contextlib
 
 import onnx_ir as ir
 import pytest
+import sympy
 import torch
 from torch.autograd.function import once_differentiable
 
@@ -43,7 +44,48 @@ def test_fake_tensor():
 
 def test_symbolic_size():
     env, _, (x,) = fakes(torch.zeros(5))
-    assert private.symbolic_size(env, 5, 1).node.expr == x.shape[0].node.expr
+    sizes = [private.symbolic_size(env, 7, f"s{lowest}", lowest) for lowest in (2, 0, None)]
+    assert [size.node.hint for size in sizes] == [7, 7, 7]
+    assert len({size.node.expr for size in (*sizes, x.shape[0])}) == 4
+    assert [env.var_to_range[size.node.expr].lower for size in sizes[:2]] == [2, 0]
+    assert env.var_to_range[sizes[2].node.expr].lower < -(10**9)
+
+
+def test_computed_size():
+    env, mode = private.fake_mode()
+    size = private.symbolic_size(env, 12, "n", 2)
+    more = private.computed_size(env, size.node.expr * 2, 24)
+    assert more.node.hint == 24
+    with mode:
+        assert torch.cat([torch.empty(size)] * 2).shape[0].node.expr == more.node.expr
+
+
+def test_same_size():
+    _, _, (x,) = fakes(torch.zeros(5))
+    again = private.same_size(x.shape[0])
+    assert again is not x.shape[0]
+    assert (again.node.expr, again.node.hint) == (x.shape[0].node.expr, x.shape[0].node.hint)
+
+
+def test_never_negative():
+    n, m = sympy.symbols("n m", integer=True)
+    assert private.never_negative(n * m + 1)
+    assert not private.never_negative(n - m)
+
+
+def test_in_python():
+    """Without it, addcmul makes numbers of symbolic sizes."""
+    _, mode, (x, y) = fakes(torch.zeros(5, 3), torch.zeros(3))
+    with mode, private.in_python():
+        assert torch.addcmul(x, x, y).shape[0].node.expr == x.shape[0].node.expr
+
+
+def test_guards_told():
+    env, _, (x,) = fakes(torch.zeros(5))
+    told = []
+    private.guards_told(env, lambda: told.append(len(env.guards)))
+    assert x.shape[0] > 4
+    assert told == [len(env.guards)]
 
 
 def test_trace_to_aten():
@@ -104,17 +146,31 @@ def test_lift_constants():
         (lambda x: x * int(x.shape[0]), "5"),
         (lambda x: x + 1 if torch.sym_min(x.shape[0], x.shape[0] * x.shape[0]) == x.shape[0] else x, None),
         (lambda x: torch.eye(x.shape[0] - 1) * x[:-1, None], None),
+        (lambda x: x.topk(x.shape[0] // 2).values, None),
+        (lambda x: x.topk((x.shape[0] + 1) // 3 + 1).values, None),
+        (lambda x: x.topk(x.shape[0] // 2 + 2).values, "2"),
         (lambda x: x + 1 if (x.shape[0] - 1) ** 2 >= 2 else x, "2"),
         (lambda x: x + 1 if torch.sym_min(x.shape[0] * 2, x.shape[0] + 7) == x.shape[0] * 2 else x, "Min"),
     ],
-    ids=["none", "a branch", "a number", "true of all sizes", "strides of n - 1", "a branch on n - 1", "true of some sizes"],
+    ids=[
+        "none",
+        "a branch",
+        "a number",
+        "true of all sizes",
+        "strides of n - 1",
+        "true of halves",
+        "true of thirds",
+        "not of one",
+        "a branch on n - 1",
+        "true of some sizes",
+    ],
 )
 def test_condition_on_sizes(function, condition):
     env, mode, (x,) = fakes(torch.zeros(5))
     with mode:
         private.trace_to_aten(function, (x,))
-    found = private.condition_on_sizes(env)
-    assert found is None if condition is None else condition in found
+    found = private.condition_on_sizes(env, (), ())
+    assert found is None if condition is None else condition in str(found.expr)
 
 
 @pytest.mark.parametrize("function", [lambda x: 1 if x.sum() > 0 else 2, lambda x: x.item() > 0 and 1])

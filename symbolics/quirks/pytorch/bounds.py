@@ -19,6 +19,11 @@ QUIRK = Quirk(
 )
 
 
+def _tensor(bound: Any) -> torch.Tensor:
+    """A bound as it is, if it is one: in a trace torch.as_tensor is a cast to float32 of a number that follows from a size."""
+    return bound if isinstance(bound, torch.Tensor) else torch.as_tensor(bound)
+
+
 def _clamped(x: torch.Tensor, min: Any = None, max: Any = None) -> torch.Tensor:
     """A bound has the gradient beyond it; of a lower one that is not below the upper one, the upper has it, and at equality none."""
     if not any(isinstance(bound, torch.Tensor) for bound in (min, max)):
@@ -30,7 +35,7 @@ def _clamped(x: torch.Tensor, min: Any = None, max: Any = None) -> torch.Tensor:
         dtype = torch.promote_types(dtype, torch.result_type(x, max))
     if not dtype.is_floating_point:
         return NotImplemented
-    low, high = (None if bound is None else torch.as_tensor(bound).to(dtype) for bound in (min, max))
+    low, high = (None if bound is None else _tensor(bound).to(dtype) for bound in (min, max))
     y = x = x.to(dtype)
     if low is not None:
         y = torch.where(x < low, low if high is None else torch.where(low < high, low, stopped(low)), x)

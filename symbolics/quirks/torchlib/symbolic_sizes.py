@@ -10,6 +10,7 @@ import torch
 
 from symbolics.quirks.opset import op
 from symbolics.quirks.quirk import Quirk
+from symbolics.quirks.torchlib.number_arithmetic import in_floats
 
 __all__ = ["QUIRK", "symbolic_sizes"]
 
@@ -25,7 +26,7 @@ def _number_of_elements(x: ir.Value) -> Any:
 
 
 def _root(size: Any) -> Any:
-    return op.Sqrt(op.Cast(size, to=ir.DataType.FLOAT))
+    return op.Sqrt(in_floats(size))
 
 
 def symbolic_sizes() -> dict[Any, Callable[..., Any]]:

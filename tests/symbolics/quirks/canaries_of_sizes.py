@@ -53,6 +53,17 @@ def symbolic_sizes():
     return False
 
 
+def wide_sizes():
+    return bool(abs(torchscripted(lambda x: x / x.shape[0] ** 0.5, torch.ones(3).double())[0] - 3**-0.5) > 1e-12)
+
+
+def number_arithmetic():
+    model, shapes = Calls(lambda x: x * (x.shape[0] * 0.1)), (({0: torch.export.Dim("n", min=2)},),)
+    made = torch.onnx.export(model, (torch.ones(3).double(),), dynamo=True, dynamic_shapes=shapes, optimize=False, verbose=False).model
+    x = torch.ones(3).double().numpy()
+    return bool(abs(ReferenceEvaluator(ir.to_proto(made)).run(None, {made.graph.inputs[0].name: x})[0][0] - 0.3) > 1e-12)
+
+
 def norms_without_weights():
     def norm(x):
         return torch.nn.functional.batch_norm(x, torch.zeros(3), torch.ones(3))

@@ -27,10 +27,6 @@ FACTORIES = {
 }
 
 
-#: With dynamo.
-ROUNDED = ("empty", "arange of floats", "logspace")
-
-
 class Model(torch.nn.Module):
     def __init__(self, factory):
         super().__init__()
@@ -50,9 +46,7 @@ def float64():
 @pytest.mark.parametrize("open_", [False, True], ids=["fixed", "open"])
 @pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
 @pytest.mark.parametrize("name", FACTORIES)
-def test_new_tensors(name, dynamo, open_, tmp_path, request):
-    if dynamo and (name in ROUNDED or (name == "linspace" and not open_)):
-        request.applymarker(pytest.mark.xfail(reason="torchlib writes numbers of Python as float32 and casts them: 1e-8 off", strict=True))
+def test_new_tensors(name, dynamo, open_, tmp_path):
     torch.manual_seed(0)
     model, x = Model(FACTORIES[name]), torch.randn(5, 3)
     shapes = ({0: torch.export.Dim("n", min=3, max=25)},) if open_ else None
