@@ -21,7 +21,7 @@ from symbolics.graph.calls import complete_calls
 from symbolics.graph.flatten import flatten, of_modules
 from symbolics.graph.own_outputs import own_outputs_of_bodies
 from symbolics.graph.spectra import spectra_of_open_lengths
-from symbolics.graph.values import attr, describe, graph_of, is_mark
+from symbolics.graph.values import graph_of, is_mark
 from symbolics.graph.walk import reads, subgraphs, walk
 from symbolics.node.metadata import read_state
 from symbolics.node.names import BACKWARD_KEY, LINKS_KEY, MARK_COUNT_KEY, MARK_DOMAIN, MARK_OP
@@ -159,10 +159,6 @@ def _contradicts(declared: ir.Shape | None, found: ir.Shape | None, opened: set[
 
 def _check(model: ir.Model) -> None:
     """Refuse what ONNX's checker refuses; it sees the model without its large weights."""
-    for node in (n for graph in (model.graph, *model.functions.values()) for n in walk(graph)):
-        places = attr(node, "batch_dims", 0) if node.op_type == "GatherND" else 0
-        if isinstance(places, int) and places < 0:  # ONNX's shape inference counts down from there, and ends the process
-            raise FormatError(f"{describe(node)} has {places} as its batch_dims, which may not be negative")
     proto = skeleton(model)
     for value in (*proto.graph.input, *proto.graph.output):  # the checker wants a shape, runtimes and we do not
         if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):

@@ -64,7 +64,7 @@ def eager_step(
         held: While it is open, the modules among the arguments hold what stands among the inputs for their parameters and buffers.
 
     Returns:
-        None where there are no values to run it on, or it raises on them: what raises is no silent difference.
+        None where there are no values to run it on, it raises on them (what raises is no silent difference), or gives sparse tensors.
 
     Raises:
         Untraceable: It draws random numbers.
@@ -82,18 +82,22 @@ def eager_step(
                 outputs = run(inputs)
                 chosen = [outputs[i] for i in differentiated]
                 generator = torch.Generator().manual_seed(0)
-                cotangents = [torch.randn(y.shape, generator=generator).to(y) for y in chosen]
+                cotangents = [torch.empty_like(y).copy_(torch.randn(y.shape, generator=generator)) for y in chosen]
                 if wanted:
-                    found = list(torch.autograd.grad(chosen, targets, cotangents, allow_unused=True))
+                    own = [g.clone() for g in cotangents]  # a backward may change what it is given
+                    found = list(torch.autograd.grad(chosen, targets, own, allow_unused=True))
         except Exception:  # it wants other values, or takes no cotangent of this kind
             return None
     if sources:
         raise Untraceable(f"its forward or its backward draws random numbers ({', '.join(sources)})")
     added = [target.grad if target.is_leaf else None for target in targets]  # by torch.autograd.backward inside
     sums = [a if g is None else g if a is None else g + a for g, a in zip(found, added, strict=True)]
+    if any(tensor is not None and tensor.layout is not torch.strided for tensor in (*outputs, *sums)):
+        return None
     results: dict[str, torch.Tensor | None] = {f"output {i}": y.detach() for i, y in enumerate(outputs)}
     results |= {f"the gradient of input {i}": g for i, g in zip(wanted, sums, strict=True)}
-    given = [v.detach().clone() if isinstance(v, torch.Tensor) else v for v in values]
+    # As the tracer had them: its graph has views of what lies so in memory.
+    given = [v.detach().clone(memory_format=torch.contiguous_format) if isinstance(v, torch.Tensor) else v for v in values]
     return Eager(given, cotangents, results, {(name, type(error)) for name, error in raised.errors})
 
 
@@ -125,8 +129,11 @@ def check_graph(eager: Eager, graph: Callable[..., Sequence[torch.Tensor]], outp
     Raises:
         Untraceable: They differ by more than rounding.
     """
-    with torch.no_grad():
-        given = graph(*eager.inputs, *eager.cotangents)
+    try:
+        with torch.no_grad():
+            given = graph(*eager.inputs, *eager.cotangents)
+    except RuntimeError:  # a view of what lies otherwise in memory, which is nothing to a file
+        return
     found = {f"output {i}": value for i, value in enumerate(given[:outputs])}
     found |= {f"the gradient of input {i}": value for i, value in zip(gradients, given[len(given) - len(gradients) :], strict=True)}
     largest = max((_size(value) for value in eager.results.values() if value is not None), default=0.0)

@@ -57,7 +57,7 @@ for _ in range(10):
     optimizer.step()
 
 module.save("trained.onnx")  # the file, with the weights of now, and with what is frozen
-model.load_state_dict(module.state_dict())  # the names are those of the model
+model.load_state_dict(module.state_dict())  # the names are those of the model; complex parameters are their parts: torch.view_as_complex
 ```
 
 To check the trained file against the model, in a test for example, [verify](verify-in-ci.md#check-a-file-that-exists) it. After the last line
