@@ -174,10 +174,11 @@ def captured_by_dynamo(program: Any) -> bool:
 
 
 def given_data(program: torch.export.ExportedProgram) -> list[str]:
-    """The parameters and buffers whose ``.data`` a captured program assigns: the operator that says so is no public one."""
+    """The parameters and buffers whose ``.data`` a captured program assigns: the operator that says so is no public one, and another from torch 2.15 on."""
     known = {**program.graph_signature.inputs_to_parameters, **program.graph_signature.inputs_to_buffers}
     graphs = [module.graph for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
-    given = [node.args[0] for graph in graphs for node in graph.nodes if node.target is torch.ops.aten.set_.source_Tensor]
+    calls = [node for graph in graphs for node in graph.nodes if node.op == "call_function"]
+    given = [call.args[0] for call in calls if str(call.target) in ("aten.set_.source_Tensor", "aten.shallow_copy_data_.default")]
     return [known[each.name] for each in given if isinstance(each, torch.fx.Node) and each.name in known]
 
 
