@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 import exporter
 from symbolics.errors import PythonopWarning
@@ -177,9 +178,10 @@ def test_sizes_have_their_names_in_messages():
 def test_other_messages_name_line_and_way_out():
     forwards = {
         r"values of a tensor \(in forward at .*:\d+\): torch.where": lambda x: x * 2 if x.sum() > 0 else x,
-        r"sizes of its results depend .* \(in forward\): keep the size": lambda x: x[x > 0],
-        r"cannot translate it .*aten.median.*: with other operators of torch's it is portable": lambda x: x.median(0)[0],
+        r"cannot translate it .*aten.linalg_qr.*: with other operators of torch's it is portable": lambda x: torch.linalg.qr(x)[0],
     }
+    if TorchVersion(torch.__version__) < "2.15":  # later ones trace such sizes
+        forwards[r"sizes of its results depend .* \(in forward\): keep the size"] = lambda x: x[x > 0]
     for says, forward in forwards.items():
         with pytest.warns(PythonopWarning, match=says):
             exporter.export(Model(function(forward, lambda g, x: (x,)), lambda x: (x,)), (torch.ones(4, 3),), portable=True)
