@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from exporter.commands.providers import provider_option
-from exporter.commands.run_file import Backend, feeds_of, run_file, sizes_hint
+from exporter.commands.run_file import Backend, feeds_of, run_feeds, sizes_hint
 from exporter.commands.shared import (
     Failure,
     json_option,
@@ -95,7 +95,9 @@ def run(
         proto, sizes = open_proto(file)[0], sizes_of(dims)
         feeds = feeds_of(proto, arrays, sizes, 0)
         with status(f"running {file}", as_json), one_message(context, "the run", beside=sizes_hint(proto, arrays, sizes)):
-            facts = run_file(file, allow=allow, inputs=feeds, output=output, engine=engine, times=times, providers=providers, strict=strict)
+            facts = run_feeds(
+                file, proto, feeds, allow=allow, output=output, engine=engine, times=times, providers=providers, strict=strict
+            )
         if as_json:
             click.echo(json.dumps(facts))
             return

@@ -15,7 +15,7 @@ from exporter.files.save import saving
 from symbolics.errors import FormatError, RunError
 from symbolics.text import shown
 
-__all__ = ["Backend", "default_sizes", "feeds_of", "made_up_inputs", "run_file", "several_feeds", "sizes_hint"]
+__all__ = ["Backend", "default_sizes", "feeds_of", "made_up_inputs", "run_feeds", "run_file", "several_feeds", "sizes_hint"]
 
 Backend = Literal["auto", "onnxruntime", "reference"]
 
@@ -37,12 +37,44 @@ def run_file(
 
     Args:
         path: The ONNX file.
-        allow: Patterns that the file may name; see `exporter.files.trust.Gate`.
         inputs: input name -> array. The others are random, of the shapes in the file.
-        output: Where the outputs go, as an .npz file.
-        engine: "onnxruntime", "reference", or "auto": onnxruntime where it can run.
         dims: Sizes of symbolic dimensions; default 2.
         seed: For the random inputs.
+        allow, output, engine, times, providers, strict: As `run_feeds` takes them.
+
+    Returns:
+        What `run_feeds` does.
+
+    Raises:
+        RunError: As `run_feeds`, or there is no such input or dimension.
+        FormatError, TrustError: As `exporter.inference_session`.
+    """
+    proto, _ = open_proto(path)
+    feeds = feeds_of(proto, inputs or {}, dims or {}, seed)
+    return run_feeds(path, proto, feeds, allow=allow, output=output, engine=engine, times=times, providers=providers, strict=strict)
+
+
+def run_feeds(
+    path: str | Path,
+    proto: onnx.ModelProto,
+    feeds: dict[str, np.ndarray],
+    *,
+    allow: Sequence[str] = (),
+    output: str | Path | None = None,
+    engine: Backend = "auto",
+    times: int = 1,
+    providers: Sequence[Any] | None = None,
+    strict: bool = False,
+) -> dict[str, Any]:
+    """Run a file on arrays and describe its outputs.
+
+    Args:
+        path: The ONNX file.
+        proto: What is in it.
+        feeds: Of `feeds_of`: an array for each input.
+        allow: Patterns that the file may name; see `exporter.files.trust.Gate`.
+        output: Where the outputs go, as an .npz file.
+        engine: "onnxruntime", "reference", or "auto": onnxruntime where it can run.
         times: How many runs; the last one's outputs are described.
         providers: As `exporter.inference_session` takes them.
         strict: A Function that has changed since the file was exported is an error, not a warning.
@@ -52,8 +84,7 @@ def run_file(
         dtype, shape; outputs with min, max and mean), ``live_contexts``.
 
     Raises:
-        RunError: The engine is not available, there is no such input or dimension, the output cannot be written, or, with ``strict``, a
-            Function has changed.
+        RunError: The engine is not available, the output cannot be written, or, with ``strict``, a Function has changed.
         FormatError, TrustError: As `exporter.inference_session`.
     """
     from exporter.runtime.library import available
@@ -61,10 +92,8 @@ def run_file(
 
     if times < 1:
         raise RunError(f"a file runs at least once, not {times} times")
-    proto, _ = open_proto(path)
     if engine == "auto":
         engine = "onnxruntime" if available(proto) is None else "reference"
-    feeds = feeds_of(proto, inputs or {}, dims or {}, seed)
     runner: Any
     if engine == "onnxruntime":
         runner = inference_session(path, allow, providers=providers, strict=strict)

@@ -207,11 +207,10 @@ def lost_counts(model: ir.Model) -> dict[str, str]:
         ),
         LINKS_KEY: (linked, "functions that have a backward of their own", "the gradients would be those of what is left"),
     }
-    texts = {key: model.metadata_props.get(key) for key in counts}
     return {
         key: f"the file was written with {shown(text)} {what} and has {found}: something inlined or removed them, and {then}."
         for key, (found, what, then) in counts.items()
-        if (text := texts[key]) is not None and text != str(found)
+        if (text := model.metadata_props.get(key)) is not None and text != str(found)
     }
 
 

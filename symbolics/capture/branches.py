@@ -63,12 +63,12 @@ def warn_of_caught(recorder: Recorder) -> None:
                 f"the error ({error}): the file has what it does then, where eager mode has the value: take the line out of the `try`, or name the module in opaque=."
             )
     recorder.capture.refused.clear()
-    for name, module, source, error in recorder.capture.caught if recorder.capture.dynamic else ():
+    for name, failure, (module, source) in recorder.capture.caught.errors if recorder.capture.dynamic else ():
         warn(
-            f"{name}() in module {module or '<root>'} at {source or 'a line unknown'} raises {error} in the example, and the code around it catches that: the file has "
+            f"{name}() in module {module or '<root>'} at {source or 'a line unknown'} raises {type(failure).__name__} in the example, and the code around it catches that: the file has "
             "what it does then at every size: give the open axes fixed sizes, or choose with torch.cond or torch.where."
         )
-    recorder.capture.caught.clear()
+    recorder.capture.caught.errors.clear()
 
 
 def notice_branch(truth: torch.Tensor, dynamic: Collection[int]) -> None:

@@ -16,6 +16,7 @@ from symbolics.capture.gradient_hooks import HookedTensor
 from symbolics.capture.gradient_ops import Taken
 from symbolics.capture.held import Held
 from symbolics.capture.opaque_op import Record
+from symbolics.capture.raised import Raised
 from symbolics.capture.trace import Trace
 from symbolics.errors import ExportError
 
@@ -53,7 +54,7 @@ class Capture:
         flags, held: The requires_grad flags that the forward has taken away; its parameters and buffers, wherever they are held.
         branches: The lines of branches that a size decides, of which it has been said.
         refused: The lines that asked torch.export for a value, which has none: source -> what asked, the module, the error that it raised.
-        caught: The calls that raised in a trace, until whoever called them has: the function, the module, the line, the error.
+        caught: The calls that raised in a trace of torch.jit, each with its module and line.
         strict: Whether torch could capture the model only with Dynamo.
         axes: The inputs of the translated graph, each with its sizes as torch.export calls them: later they have the user's names.
         equal: Sizes that torch.export has found to be others, both as it calls them.
@@ -75,7 +76,7 @@ class Capture:
     given: frozenset[CodeType] | None = None
     branches: set[str] = field(default_factory=set)
     refused: dict[str, tuple[str, str, str]] = field(default_factory=dict)
-    caught: list[tuple[str, str, str, str]] = field(default_factory=list)
+    caught: Raised = field(init=False)
     strict: bool = False
     axes: list[tuple[Any, list[str]]] = field(default_factory=list)
     equal: dict[str, str] = field(default_factory=dict)
@@ -92,6 +93,9 @@ class Capture:
     trace: Trace | None = None
     flags: Flags = field(default_factory=lambda: Flags(torch.Tensor.clone))
     held: Held = field(default_factory=Held)
+
+    def __post_init__(self) -> None:
+        self.caught = Raised(lambda: self.sites.here())
 
     @property
     def dynamic(self) -> Collection[int]:

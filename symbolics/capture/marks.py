@@ -61,7 +61,7 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
         trace = recorder.capture.trace if private.is_tracing() else None
         recorder.capture.evaluated = not model.training
         recorder.capture.refused.clear()
-        recorder.capture.caught.clear()
+        recorder.capture.caught.errors.clear()
         recorder.capture.taken = Taken(given=[leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)])
         buffers = Buffers(model)
         if trace is not None:

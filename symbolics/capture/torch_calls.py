@@ -117,16 +117,11 @@ class TorchCalls(TorchFunctionMode):
 @contextlib.contextmanager
 def _going_on(call: _Call) -> Iterator[None]:
     """A call in a trace of torch.jit, which goes on where the caller catches what the call raises: that is noted."""
-    caught = [] if call.recorder is None else call.recorder.capture.caught
-    before = len(caught)
-    try:
-        with private.trace_kept():
-            yield
-    except Exception as error:
-        if call.recorder is not None:
-            caught.append((call.name, *call.recorder.capture.sites.here(), type(error).__name__))
-        raise
-    del caught[before:]  # by torch itself
+    with (
+        contextlib.nullcontext() if call.recorder is None else call.recorder.capture.caught.around(call.func, call.args),
+        private.trace_kept(),
+    ):
+        yield
 
 
 def _gradient(call: _Call) -> _Answer:

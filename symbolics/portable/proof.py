@@ -98,7 +98,7 @@ def eager_step(
     results |= {f"the gradient of input {i}": g for i, g in zip(wanted, sums, strict=True)}
     # As the tracer had them: its graph has views of what lies so in memory.
     given = [v.detach().clone(memory_format=torch.contiguous_format) if isinstance(v, torch.Tensor) else v for v in values]
-    return Eager(given, cotangents, results, {(name, type(error)) for name, error in raised.errors})
+    return Eager(given, cotangents, results, {(each.name, type(each.error)) for each in raised.errors})
 
 
 def check_caught(raised: Raised, eager: Eager | None, reason: Callable[[BaseException], str]) -> None:
@@ -107,7 +107,7 @@ def check_caught(raised: Raised, eager: Eager | None, reason: Callable[[BaseExce
     Raises:
         Untraceable: It has.
     """
-    for name, error in raised.errors:
+    for name, error, _ in raised.errors:
         if eager is None or (name, type(error)) not in eager.caught:
             if isinstance(error, Untraceable) and not name:
                 raise error

@@ -31,7 +31,8 @@ class Rewrites(TorchFunctionMode):
         asker = sys._getframe(1)
         if getattr(func, "__name__", "") in _TEXTS and not _of_torch(asker):
             self.raised.note(Untraceable("it makes a text of a tensor (str, repr, print, format), which has the values"))
-        return self.raised.call(func, args, lambda: self._answered(func, args, kwargs or {}, asker))
+        with self.raised.around(func, args):
+            return self._answered(func, args, kwargs or {}, asker)
 
     def _answered(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], asker: types.FrameType) -> Any:
         if getattr(func, "__name__", "") == "__bool__":

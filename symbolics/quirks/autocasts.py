@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from symbolics import torch_private as private
-from symbolics.quirks.rewriting import Rewrite
+from symbolics.quirks.rewriting import HALVES, Rewrite
 
 __all__ = ["as_autocast_has_it"]
 
@@ -82,4 +82,4 @@ def _fits(schema: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _float(x: torch.Tensor) -> torch.Tensor:
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) and x.device.type == "cpu" else x
+    return x.float() if x.dtype in HALVES and x.device.type == "cpu" else x

@@ -12,7 +12,7 @@ from symbolics import torch_private as private
 from symbolics.quirks.pytorch.masked_rows import nothing_where_all_is_masked
 from symbolics.quirks.pytorch.scalars import SCALARS
 from symbolics.quirks.quirk import Quirk
-from symbolics.quirks.rewriting import Rewrite, call
+from symbolics.quirks.rewriting import HALVES, Rewrite, call
 
 __all__ = ["HALF_RESULTS", "QUIRK"]
 
@@ -29,7 +29,7 @@ def _in_float(inner: Rewrite | None, torchscript: bool = False) -> Rewrite:
 
     def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         half = args[0].dtype if args and isinstance(args[0], torch.Tensor) else None
-        if half not in (torch.float16, torch.bfloat16) or kwargs.get("dtype") is not None or (torchscript and not private.is_tracing()):
+        if half not in HALVES or kwargs.get("dtype") is not None or (torchscript and not private.is_tracing()):
             return call(inner, func, args, kwargs)
         wide = pytree.tree_map_only(torch.Tensor, lambda t: t.float() if t.dtype is half else t, (args, kwargs))
         return pytree.tree_map_only(torch.Tensor, lambda t: t.to(half) if t.is_floating_point() else t, call(inner, func, *wide))

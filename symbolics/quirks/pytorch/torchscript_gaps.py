@@ -9,7 +9,7 @@ import torch
 
 from symbolics import torch_private as private
 from symbolics.quirks.quirk import Quirk
-from symbolics.quirks.rewriting import Rewrite, in_float, in_place, instead, instead_in_torchscript
+from symbolics.quirks.rewriting import HALVES, Rewrite, in_float, in_place, instead, instead_in_torchscript
 
 __all__ = ["GAPS", "QUIRK", "UNARY"]
 
@@ -122,7 +122,7 @@ def _renorm(x: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
 
 def _rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
     dims = tuple(range(-len(normalized_shape), 0))
-    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    wide = x.float() if x.dtype in HALVES else x
     eps = torch.finfo(wide.dtype).eps if eps is None else eps
     normed = (wide * torch.rsqrt(wide.square().mean(dims, keepdim=True) + eps)).to(x.dtype)
     return normed if weight is None else normed * weight

@@ -17,7 +17,7 @@ CALLS = {
     "linear": lambda y: nn.functional.linear(y, torch.ones(4, 7)),
     "in place": lambda y: y.clone().add_(torch.ones(9)),
     "a module": lambda y: nn.Linear(9, 2)(y),
-    "a function in Python": lambda y: nn.functional.gumbel_softmax(y @ torch.ones(9, 2)),
+    "a function in Python": lambda y: nn.functional.layer_norm(y, (9,)),
 }
 
 
@@ -65,6 +65,14 @@ def test_it_is_said_where_sizes_are_open():
         match=r"view\(\) in module inner at .*raises RuntimeError in the example, and the code around it catches that",
     ):
         exporter.export(Outer(CALLS["view"]), (torch.randn(2, 3),), dynamo=False, dynamic_shapes=({0: "batch"},))
+
+
+def test_it_is_said_once():
+    """A function that is written in Python raises what it calls raises."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        exporter.export(Tries(CALLS["a function in Python"]), (torch.randn(2, 3),), dynamo=False, dynamic_shapes=({0: "batch"},))
+    assert [str(each.message).partition(" ")[0] for each in caught if "raises RuntimeError" in str(each.message)] == ["layer_norm()"]
 
 
 def test_with_dynamo_the_way_out_works():
