@@ -213,6 +213,16 @@ def test_files_of_others_keep_their_type():
     assert [node.inputs[0].dtype for node in forward] == [ir.DataType.FLOAT] * 2
 
 
+def test_gradients_of_files_of_others_have_the_digits_of_float32():
+    """The forward is theirs; what a gradient adds to it is ours. The adjoint of a sum over all bins, weighted, is a transform of the weights."""
+    text = '<ir_version: 10, opset_import: ["": 20]> g (float[2,1000,1] x) => (float[2,1000,2] y) { axis = Constant<value = int64 {1}>() y = DFT(x, , axis) }'
+    session = exporter.inference_session(ir.to_proto(exporter.build_gradient_graph(onnx.parser.parse_model(text))))
+    weights = np.random.default_rng(0).standard_normal((2, 1000, 2)).astype(np.float32)
+    _, gradient = session.run(None, {"x": np.zeros((2, 1000, 1), np.float32), "y_grad": weights})
+    right = np.fft.fft(weights[..., 0] - 1j * weights[..., 1].astype(np.float64)).real
+    assert np.abs(gradient[..., 0] - right).max() < 1e-6 * np.abs(right).max()
+
+
 def test_sizes_behind_are_what_they_are():
     """No value behind half of a spectrum keeps the name of the whole, nor the other way around."""
     program = exporter.export(Calls(lambda x: fft.irfft(fft.rfft(x), n=x.shape[-1])), (torch.randn(3, 16),), dynamic_shapes=(({1: "n"},),))
