@@ -173,7 +173,7 @@ def test_an_output_that_is_the_input(file, tmp_path, monkeypatch, command, kind)
     (tmp_path / "soft.onnx").symlink_to(file)
     before = {path: path.read_bytes() for path in tmp_path.glob("*.*")}
     monkeypatch.setattr(exporter, "build_gradient_graph", pytest.fail)
-    monkeypatch.setattr("exporter.commands.run.run_file", pytest.fail)
+    monkeypatch.setattr("exporter.commands.run.run_feeds", pytest.fail)
     result = cli(command, file, "-o", output)
     assert result.exit_code == 2
     assert "choose another output" in result.stderr, (result.output, result.exception)
