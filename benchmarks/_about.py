@@ -144,10 +144,7 @@ may use their memory again, and so is each gradient into its output.""",
 outputs and gradients (numbers are wrong then) a training took as long as eager's. Tensors that autograd keeps could be read where onnxruntime has them: that
 saved 0.9 of the copies of a training, and a Function that keeps one for longer would read what is no longer there. Both were measured, and neither is built in.
 An allocator that is registered for the whole process could give onnxruntime the memory of torch's results. It is not built in either: later nodes of
-onnxruntime work in place, and would change what a Function, autograd or NumPy still reads, without a word.
-
-On the AMD machine, whose figures are from a run before calls of modules became cheaper, a forward costs 42 us more than eager's. The node itself takes
-6 us. Putting tensors into the module, seeing what the call has changed and taking them out take the rest.""",
+onnxruntime work in place, and would change what a Function, autograd or NumPy still reads, without a word.""",
     ),
     "quantized": About(
         "Models in integers",
