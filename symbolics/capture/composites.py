@@ -46,6 +46,7 @@ def inner_body_of(func: Any) -> Callable[..., Any] | None:
         name: body
         for name in code.co_names
         if name.startswith("_") and isinstance(helper := func.__globals__.get(name), types.FunctionType) and _checks(helper)
+        if helper is not func  # F.threshold names itself
         if (body := inner_body_of(helper)) is not None
     }
     chosen_among = {"if_true", "if_false"} <= set(code.co_freevars)

@@ -174,12 +174,20 @@ def _composite(call: _Call) -> _Answer:
     """A function written in Python: what it calls inside may stop gradients too (F.gumbel_softmax)."""
     if not isinstance(call.func, types.FunctionType):  # asked before the caches below, of which Dynamo warns in a body of torch.cond
         return None
-    bodies = inner_body_of if call.recorder is not None and call.recorder.choosing else body_of
-    body = None if call.func in REWRITES or call.name in TAKING else bodies(call.func)
+    choosing = call.recorder is not None and call.recorder.choosing
+    if call.name in TAKING or (call.func in REWRITES and not (choosing and _ends_in_chosen(call))):
+        return None
+    body = (inner_body_of if choosing else body_of)(call.func)
     if body is None:
         return None
     with call.mode:
-        return (rewritten(body, REWRITES.get(call.func), *call.args, **call.kwargs),)
+        return (rewritten(body, None, *call.args, **call.kwargs),)
+
+
+def _ends_in_chosen(call: _Call) -> bool:
+    """Whether a function written in Python only hands on to an operator that ``opaque=`` makes a node of: no formula stands in for it."""
+    found = None if torch.compiler.is_dynamo_compiling() else private.first_operator(call.func, call.args, call.kwargs)
+    return found is not None and bool(call.recorder.chooses(found[0]))  # type: ignore[union-attr]
 
 
 def _stop_in_an_inlined_forward(call: _Call) -> _Answer:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd import forward_ad
+from torch.nn import functional as F
 
 import exporter
 from symbolics.errors import ExportError, PythonopWarning
@@ -90,6 +91,26 @@ def test_named_ones_are_nodes_translated_or_not(dynamo):
             ours = second
     for a, b in zip(ours, second, strict=True):
         torch.testing.assert_close(a, b)
+
+
+IN_PYTHON = {
+    "aten::split.Tensor": lambda x: torch.split(x, 3),
+    "aten::split_with_sizes": lambda x: x.split([1, 3], 0),
+    "aten::_unique2": lambda x: torch.unique(x.detach().round()) * x.sum(),
+    "aten::einsum": lambda x: torch.einsum("ij,kj->ik", x, x),
+    "aten::block_diag": lambda x: torch.block_diag(x, x),
+    "aten::max_pool1d": lambda x: F.max_pool1d(x, 2),
+    "aten::max_pool2d": lambda x: F.max_pool2d(x[None], 2),
+    "aten::adaptive_max_pool1d": lambda x: F.adaptive_max_pool1d(x, 2),
+    "aten::threshold": lambda x: F.threshold(x, 0.1, 2.0),
+}
+
+
+@pytest.mark.parametrize("name", IN_PYTHON)
+def test_behind_a_function_in_python(name, dynamo):
+    """No formula that stands in for torch.split comes before the operator that it hands on to; F.threshold names itself."""
+    program = exporter.export(Applies(IN_PYTHON[name]), (X.clone().requires_grad_(),), dynamo=dynamo, opaque=[name])
+    assert {name.partition(".")[0]} == {node.function.partition(".")[0] for node in program.opaque}
 
 
 def test_one_that_asks_for_values_is_missing_too():
