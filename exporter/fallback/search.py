@@ -19,7 +19,7 @@ from exporter.files.program import Program
 from exporter.forward.arguments import keywords_apart
 from exporter.forward.case import Case
 from exporter.forward.hook import under
-from exporter.forward.inputs import dynamic_axes
+from exporter.forward.inputs import dynamic_axes, each_once
 from exporter.forward.onnx_program import make_runnable
 from exporter.forward.session import Hook
 from exporter.forward.unchanged import unchanged
@@ -146,7 +146,7 @@ class Search:
         self._obstacles = {self.asked: Obstacle.of(failed.error, failed.model)}
         args, kwargs = keywords_apart(failed.model, failed.args, failed.kwargs)
         self._args, self._kwargs = args, kwargs
-        self.proof = Proof(Case(failed.model, args, kwargs))
+        self.proof = Proof(Case(failed.model, *each_once(args, kwargs)))
 
     def run(self) -> tuple[Way, Program] | None:
         """The first way that works, with its file; None where none does.

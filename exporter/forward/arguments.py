@@ -139,14 +139,24 @@ def signature_of(model: torch.nn.Module) -> inspect.Signature:
 def keywords_apart(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments as torch's exporters call forward: a dictionary that comes last is keyword arguments, where forward can be called so."""
-    if not kwargs and args and isinstance(args[-1], dict):
-        try:
-            signature_of(model).bind(*args[:-1], **args[-1])
-        except (TypeError, ValueError):
-            return args, {}
+    """The arguments as torch's exporters call forward: a dictionary that comes last is keyword arguments, where forward can be called so.
+
+    Where it cannot, the dictionary is the value of the argument that it stands for, which gets its name: torch's exporters would take it apart.
+    """
+    if kwargs or not args or not isinstance(args[-1], dict):
+        return args, dict(kwargs or {})
+    try:
+        signature_of(model).bind(*args[:-1], **args[-1])
+    except (TypeError, ValueError):
+        pass
+    else:
         return args[:-1], dict(args[-1])
-    return args, dict(kwargs or {})
+    try:
+        *_, name = signature_of(model).bind(*args).arguments
+        signature_of(model).bind(*args[:-1], **{name: args[-1]})
+    except (TypeError, ValueError):  # what does not fit is told by eager mode
+        return args, {}
+    return args[:-1], {name: args[-1]}
 
 
 def _leaves(args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import onnx_ir as ir
 import torch
+from torch.utils import _pytree as pytree
 
 from exporter.errors import is_full
 from exporter.files.program import Program
 from exporter.forward.arguments import check_call, check_model, check_shapes, keywords_apart
 from exporter.forward.failures import untranslated
 from exporter.forward.finish import anchor_calls, finish
-from exporter.forward.inputs import check_asked_names, check_dynamic, check_output_names, checked_axes, input_names, open_axes
+from exporter.forward.inputs import (
+    check_asked_names,
+    check_dynamic,
+    check_output_names,
+    checked_axes,
+    input_names,
+    open_axes,
+    shapes_by_axes,
+)
 from exporter.forward.longer import Example
 from exporter.forward.onnx_program import check_outputs, make_runnable
 from exporter.forward.opset import check_asked, check_opset
@@ -61,12 +71,20 @@ def export_dynamo(current: Hook, original: Any, model: Any, args: Any, f: Any = 
         options["verbose"] = False
     given = () if args is None else (args,) if isinstance(args, torch.Tensor) else tuple(args)
     keywords = options.get("kwargs") or {}
-    called = keywords_apart(model, given, keywords)
+    called = (given, keywords)
     if not isinstance(model, torch.export.ExportedProgram):
+        called = args, options["kwargs"] = keywords_apart(model, given, keywords)
         options["dynamic_shapes"] = check_shapes(model, *called, options.get("dynamic_shapes"))
         if options.get("dynamic_axes"):
             names = options.get("input_names") or input_names(model, *called)
-            options["dynamic_axes"] = checked_axes((given, keywords), names, options["dynamic_axes"], options.get("output_names"))
+            options["dynamic_axes"] = checked_axes(called, names, options["dynamic_axes"], options.get("output_names"))
+            if (
+                names
+                and options["dynamic_shapes"] is None
+                and not all(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(called))
+            ):
+                # torch makes shapes of them, too, and fails at arguments that are no tensors.
+                options["dynamic_shapes"] = shapes_by_axes(model, *called, names, options.pop("dynamic_axes"))
     opened = open_axes(model, *called, options.get("dynamic_shapes")) if isinstance(model, torch.nn.Module) else ()
     example = Example(args, options.get("kwargs"), opened, fakes=True)
     with surroundings(current, verbose), held_plainly(model):
@@ -101,12 +119,16 @@ def _translate_dynamo(current: Hook, original: Any, model: Any, args: Any, optim
     with capturing(current, model, True) as recorder:
         if isinstance(model, torch.export.ExportedProgram):
             model = place_operators(model, recorder)
+        axes = _axes_of_tensors(model, args, options)
         try:
-            program = original(model, args, None, optimize=False, verify=False, custom_translation_table=table, **options)
+            with private.quiet_of_axes() if axes else contextlib.nullcontext():
+                program = original(model, args, None, optimize=False, verify=False, custom_translation_table=table, **options)
         except Exception as error:
             if recorder.capture.error is None:
                 name_untranslated(error, recorder, given)
             raise
+        if len(axes) == len(program.model.graph.inputs):
+            private.name_axes(program, axes)
         check_opset(program.model, options.get("opset_version"))
         if options.get("dynamic_shapes") and isinstance(model, torch.nn.Module):
             given = keywords_apart(model, (args,) if isinstance(args, torch.Tensor) else tuple(args or ()), options.get("kwargs"))
@@ -120,6 +142,17 @@ def _translate_dynamo(current: Hook, original: Any, model: Any, args: Any, optim
         make_runnable(program, {record.function for record in recorder.records.values() if isinstance(record.function, type)})
     current.program = Program(program.model, inlined, program)
     return program
+
+
+def _axes_of_tensors(model: Any, args: Any, options: dict[str, Any]) -> list[dict[int, Any] | None]:
+    """The open axes of each tensor, where other arguments are among them: torch then gives the axes no names, as it counts those arguments, too."""
+    if not options.get("dynamic_shapes") or not isinstance(model, torch.nn.Module):
+        return []
+    given = keywords_apart(model, (args,) if isinstance(args, torch.Tensor) else tuple(args or ()), options.get("kwargs"))
+    leaves = pytree.tree_leaves(given, is_leaf=lambda value: value is None)
+    tensors = sum(isinstance(leaf, torch.Tensor) for leaf in leaves)
+    axes = [dims or None for _, dims in open_axes(model, *given, options["dynamic_shapes"])]
+    return axes if len(axes) == tensors < len(leaves) else []
 
 
 def decompose(current: Hook, original: Any, program: torch.export.ExportedProgram, *args: Any, **kwargs: Any) -> Any:

@@ -25,10 +25,12 @@ __all__ = [
     "checked_axes",
     "dynamic_axes",
     "dynamic_sizes",
+    "each_once",
     "input_names",
     "named_leaves",
     "named_tensors",
     "open_axes",
+    "shapes_by_axes",
     "without_numbers",
 ]
 
@@ -51,6 +53,19 @@ def named_tensors(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[st
 def named_leaves(name: str, value: Any) -> dict[str, torch.Tensor]:
     """The tensors inside one argument by the names of the inputs that they become."""
     return {leaf: tensor for leaf, tensor, _ in _leaves(name, value, None)}
+
+
+def each_once(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The arguments with a copy of a tensor wherever it is given again, as it is another input of the file there, with a gradient of its own."""
+    seen = set[int]()
+
+    def once(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            return tensor
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+    return pytree.tree_map_only(torch.Tensor, once, (args, kwargs))
 
 
 def without_numbers(args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[int, Any]]:
@@ -99,6 +114,27 @@ def axes_by_name(arguments: Any, names: Sequence[str] | None, axes: Any) -> Iter
     for tensor, name in zip(tensors, names or ()):
         dims = (axes or {}).get(name) or ()
         yield name, tensor, dict(dims) if isinstance(dims, dict) else {axis: axis for axis in dims}
+
+
+def shapes_by_axes(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str], axes: Any
+) -> dict[str, Any]:
+    """The ``dynamic_shapes`` for ``dynamic_axes``.
+
+    Args:
+        model, args, kwargs: The model and its example arguments.
+        names: The names of the inputs, in their order.
+        axes: ``dynamic_axes``, checked.
+    """
+    inputs = iter(names)
+
+    def opened(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return None
+        dims = axes.get(name := next(inputs, "")) or {}
+        return dict(dims) if isinstance(dims, dict) else {axis: f"{name}_dim_{axis}" for axis in dims}
+
+    return {name: pytree.tree_map(opened, value) for name, value, _ in _arguments(model, args, kwargs, None)}
 
 
 def checked_axes(arguments: Any, names: Sequence[str] | None, axes: Any, outputs: Sequence[str] | None = None) -> Any:

@@ -15,7 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from exporter.files.program import Program
-from exporter.forward.arguments import check_call, check_model
+from exporter.forward.arguments import check_call, check_model, keywords_apart
 from exporter.forward.eager_failure import eager_failure
 from exporter.forward.failures import of_torch
 from exporter.forward.finish import finish
@@ -71,10 +71,7 @@ def export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: A
         # torch's default, which nobody chose: the model's own mode counts, as with dynamo=True.
         options["training"] = torch.onnx.TrainingMode.PRESERVE
     args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
-    keywords = options.pop("kwargs", None) or {}
-    if not keywords and args and isinstance(args[-1], dict):  # how torch's older exporter takes keyword arguments
-        *rest, keywords = args
-        args = tuple(rest)
+    args, keywords = keywords_apart(model, args, options.pop("kwargs", None))
     with surroundings(current, options.get("verbose")), held_plainly(model):
         translates(None, options.get("opset_version"))
         if isinstance(model, torch.jit.ScriptModule):
@@ -206,6 +203,8 @@ def _translate_torchscript(
 def _draft(original: Any, model: Any, args: Any, options: dict[str, Any]) -> io.BytesIO:
     """What torch's exporter writes, without the parameters' data: finish() has it at hand, and a large model would pass protobuf's 2 GiB for nothing."""
     draft = io.BytesIO()
+    if args and isinstance(args[-1], dict):  # a value: torch's exporter takes the last dictionary for keyword arguments
+        args = (*args, {})
     # Inputs of the graph are what torch's passes leave alone; finish() makes them initializers again.
     try:
         with warnings.catch_warnings():

@@ -25,6 +25,7 @@ from exporter.forward.arguments import check_call, check_model, check_values
 from exporter.forward.case import Case
 from exporter.forward.eager_failure import eager_failure
 from exporter.forward.export import export
+from exporter.forward.inputs import each_once
 from exporter.forward.plain_tensors import held_plainly
 from exporter.gradient_graph.model import lost_counts
 from exporter.runtime.providers import choose, precision_of, said_of
@@ -152,6 +153,7 @@ def verify(
     check_model(case.model, dynamo=dynamo)
     check_call(case.args, case.kwargs, dynamo=dynamo)
     check_values(case.model, case.args, case.kwargs)
+    case = replace(case, **dict(zip(("args", "kwargs"), each_once(case.args, case.kwargs or {}), strict=True)))
     options = {
         "dynamo": dynamo, "dynamic_shapes": case.dynamic_shapes, "inline": case.inline, "portable": case.portable, "opaque": case.opaque,
         "functions": case.functions, "fallback": case.fallback, "opset_version": opset_version,

@@ -28,8 +28,10 @@ __all__ = [
     "dynamo_exporter",
     "given_data",
     "in_body_of_a_loop",
+    "name_axes",
     "node_in_hand",
     "quiet_exporter",
+    "quiet_of_axes",
     "quiet_torchscript",
     "real_tensors",
     "translator",
@@ -149,6 +151,24 @@ def quiet_exporter(functions: Iterable[Any]) -> Iterator[None]:
     finally:
         for logger, function in filters:
             logger.removeFilter(function)
+
+
+@contextlib.contextmanager
+def quiet_of_axes() -> Iterator[None]:
+    """That torch.onnx gives axes no names where an argument is no tensor, unsaid: `name_axes` does."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "# ONNX model has different number of inputs than the flatten dynamic_shapes")
+        yield
+
+
+def name_axes(program: Any, axes: list[Any]) -> None:
+    """Give the open axes of a program the names that they have in ``dynamic_shapes``, here of its tensors alone; no public call does it afterwards.
+
+    Args:
+        program: A torch.onnx.ONNXProgram.
+        axes: For each input of the graph axis -> Dim, name or Dim.AUTO; None where no axis is open.
+    """
+    program._rename_dynamic_axes(axes)
 
 
 @contextlib.contextmanager

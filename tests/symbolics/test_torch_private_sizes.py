@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
+
 import torch
 
 from symbolics import torch_private as private
@@ -57,3 +60,24 @@ def test_found_equal():
     names = [str(node.meta["val"].shape[0]) for node in program.graph.nodes if node.op == "placeholder"]
     assert list(private.found_equal(program).values()) == names[:1], "torch.export no longer keeps in replacements which sizes are one"
     assert private.found_equal(torch.export.export(Sum(), (torch.ones(3), torch.ones(3)))) == {}
+
+
+def test_names_of_axes():
+    class Scaled(torch.nn.Module):
+        def forward(self, x, times):
+            return x * times
+
+    def exported(*contexts):
+        with contextlib.ExitStack() as stack:
+            caught = stack.enter_context(warnings.catch_warnings(record=True))
+            warnings.simplefilter("always")
+            for context in contexts:
+                stack.enter_context(context)
+            program = torch.onnx.export(Scaled(), (torch.ones(3, 2), 2), dynamo=True, verbose=False, dynamic_shapes=({0: "rows"}, None))
+        return program, [text for text in (str(each.message) for each in caught) if "will not be renamed" in text]
+
+    assert exported()[1]  # once torch names them, too, neither is needed
+    program, said = exported(private.quiet_of_axes())
+    assert not said
+    private.name_axes(program, [{0: "rows"}])
+    assert [str(value.shape[0]) for value in (*program.model.graph.inputs, *program.model.graph.outputs)] == ["rows", "rows"]

@@ -135,3 +135,54 @@ def test_arguments_that_are_left_out_stay_what_forward_says(args, kwargs, dynamo
     ]
     tensors = [value for value in (*args, *kwargs.values()) if torch.is_tensor(value)]
     torch.testing.assert_close(exporter.load(program)(*tensors), model(*args, **kwargs))
+
+
+class Options(nn.Module):
+    def forward(self, x, mask=None, times=3, *, bias=None):
+        x = x * times if mask is None else x * mask
+        return x if bias is None else x + bias
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "shapes"),
+    [
+        ((None,), {}, {"mask": None}),
+        ((None, 2), {}, {"mask": None, "times": None}),
+        ((None, 2), {"bias": True}, {"mask": None, "times": None, "bias": {0: "rows"}}),
+    ],
+    ids=["none", "number", "keyword"],
+)
+@pytest.mark.parametrize("dim", ["rows", torch.export.Dim("rows")], ids=["name", "dim"])
+def test_open_axes_beside_arguments_that_are_no_tensors_keep_their_names(args, kwargs, shapes, dim, dynamo):
+    x = torch.randn(5, 4)
+    kwargs = {name: torch.randn(5, 4) for name in kwargs}
+    program = exporter.export(Options(), (x, *args), kwargs, dynamo=dynamo, dynamic_shapes={"x": {0: dim}, **shapes})
+    assert {str(value.shape[0]) for value in (*program.model.graph.inputs, *program.model.graph.outputs)} == {"rows"}
+
+
+def test_dynamic_axes_beside_arguments_that_are_no_tensors(dynamo):
+    options = {"dynamic_axes": {"x": {0: "rows"}}, "input_names": ["x"], "dynamo": dynamo}
+    program = exporter.export(Options(), (torch.randn(5, 4), None, 2), **options)
+    assert [str(dim) for dim in program.model.graph.inputs[0].shape] == ["rows", "4"]
+
+
+class Takes(nn.Module):
+    def forward(self, pair, named):
+        return pair[0].sin() * pair[1] + named["a"].exp()
+
+
+def test_one_tensor_given_several_times(dynamo):
+    """Each is an input with a gradient of its own, as self-attention is called: attention(x, x, x)."""
+    x = torch.randn(3, 2)
+    report = exporter.verify(Takes(), ([x, x], {"a": x}), dynamo=dynamo)
+    assert report.ok, report
+    assert {row.name for row in report.rows if row.kind == "input gradient"} == {"pair_0", "pair_1", "named_a"}
+
+
+def test_a_dictionary_that_comes_last(dynamo):
+    """torch's exporters take it for keyword arguments, also where forward has no such arguments."""
+    pair, named = [torch.randn(3, 2), torch.randn(3, 2)], {"a": torch.randn(3, 2)}
+    program = exporter.export(Takes(), (pair, named), dynamo=dynamo)
+    torch.testing.assert_close(exporter.load(program)(pair, named), Takes()(pair, named))
+    program = exporter.export(Takes(), ({"pair": pair, "named": named},), dynamo=dynamo)
+    torch.testing.assert_close(exporter.load(program)(pair, named), Takes()(pair, named))
