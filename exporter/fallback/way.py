@@ -37,7 +37,8 @@ class Way:
         """What is told otherwise than the caller did, as one writes it."""
         names = [f'"{each}"' for each in self.operators]
         names += [
-            f'"{qualified_name(each)}"' if isinstance(each, type) else f"model.{path_of(each, model)}".rstrip(".") for each in self.modules
+            f'"{qualified_name(each)}"' if isinstance(each, type) else f"model.{path_of(each, _given(model))}".rstrip(".")
+            for each in self.modules
         ]
         parts = [f"dynamo={self.dynamo}"] if self.dynamo is not asked.dynamo else []
         if names:
@@ -60,7 +61,7 @@ class Way:
             return None
         for module in obstacle.modules:
             if not any(each is module or each is type(module) for each in self.modules):
-                entry = type(module) if not isinstance(model, type(module)) else module
+                entry = type(module) if not isinstance(_given(model), type(module)) else module
                 rest = tuple(each for each in self.modules if not _only_inside(each, entry, model))
                 return replace(self, operators=(), modules=(*rest, entry))  # what it calls inside is no operator of the graph
         return None
@@ -110,10 +111,16 @@ class Obstacle:
         return cls((), _around(path, model))
 
 
+def _given(model: torch.nn.Module) -> torch.nn.Module:
+    """The user's model: not the module around it and its loss that a training step exports, of which nobody can name a call."""
+    return getattr(model, "given", model)
+
+
 def _around(path: str, model: torch.nn.Module) -> tuple[torch.nn.Module, ...]:
     """The module at a path and those around it, the innermost first, at last the model."""
     known = dict(model.named_modules(remove_duplicate=False))
     parts = path.split(".") if path else []
     found = (known.get(".".join(parts[:count])) for count in range(len(parts), 0, -1))
     containers = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
-    return (*(module for module in found if module is not None and type(module) not in containers), model)
+    inner = [module for module in found if module is not None and module is not _given(model) and type(module) not in containers]
+    return (*inner, _given(model))

@@ -23,6 +23,8 @@ from symbolics.text import cause, causes, clean
 
 __all__ = ["TorchExporterError", "Untranslated", "of_torch", "path_of", "running_modules", "stopped_operator", "untranslated"]
 
+# What torch says of an axis that is open and has one size.
+_ALWAYS = re.compile(r"static shape of (\d+) for dimension inputs\['(\w+)'\]\.shape\[(\d+)\]")
 # A line of Python's in what torch says.
 _LINE = re.compile(r'File "([^"]+)", line (\d+)')
 
@@ -125,6 +127,7 @@ def of_torch(error: Exception, dynamo: bool, others: Iterable[str] = ()) -> Exce
     for start, instead in (
         (_DECIDES, "let tensors decide, by torch.where or torch.cond, or put it into an autograd Function"),
         (_READS, "compute it by operators of torch"),
+        (_FIXES, "compute with the whole axis, or leave it out of dynamic_shapes (docs/export.md: Loop over an open axis)"),
     ):
         if text.startswith(start):
             change = instead
@@ -198,12 +201,13 @@ def _opaque_module(running: Sequence[torch.nn.Module]) -> str:
     return f"opaque=[{qualified_name(type(modules[-1]))!r}] keeps that module as"
 
 
-_DECIDES, _READS = "data-dependent Python", "the code reads the memory of a tensor"
+_DECIDES, _READS, _FIXES = "data-dependent Python", "the code reads the memory of a tensor", "the code makes a number of an open size"
 #: What torch says -> what it means for whoever wrote the model.
 _CAUSES = {
     "data-dependent|DataDependentOutputException": f"{_DECIDES}: the value of a tensor decides what the code does there (an if, a loop, int(), .item(), torch.equal()), and "
     "a capture has no values",
     r"Cannot access data pointer|\.numpy\(\) is not supported|Not available for 'meta' device": f"{_READS} there (numpy, ctypes, C++), and a capture has none",
+    "conflicts between user-specified ranges and inferred ranges|specialized it to be a constant|Suggested fixes: \\w+ = \\d+": f"{_FIXES} (a loop over it, int(), len(), a comparison)",
     "fake tensor in the exported program constant's list": "a tensor is computed where no capture looks (in another thread, or in C++)",
 }  # fmt: skip
 
@@ -211,6 +215,13 @@ _CAUSES = {
 def _said(error: Exception) -> str:
     """What the first cause means, where we know, and its first line; where its first paragraph only announces the second, with that."""
     known = next((meaning for pattern, meaning in _CAUSES.items() if re.search(pattern, cause(error))), None)
+    if known is not None and known.startswith(_FIXES):
+        text = str(_first(error))
+        fixed = [
+            *(f"axis {axis} of {name!r} is always {size}" for size, name, axis in _ALWAYS.findall(text)),
+            *(f"the axis {name!r} is always {size}" for name, size in re.findall(r"^ *(\w+) = (\d+)$", text, re.MULTILINE)),
+        ]
+        return known + (f": {', '.join(dict.fromkeys(fixed))}" if fixed else "")
     if known is not None:
         return f"{known} (torch: {cause(error).partition(': ')[0]})"
     first, _, rest = (part.strip() for part in str(_first(error)).strip().partition("\n\n"))

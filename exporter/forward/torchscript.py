@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import inspect
 import io
+import re
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import onnx
@@ -188,7 +189,7 @@ def _translate_torchscript(
             symbolics_registered(opset or 9, trace),
             open_sizes(trace.sizes.dynamic),
         ):
-            draft = _draft(original, model, args, options)
+            draft = _draft(original, model, args, options, named)
         recorder.capture.missed |= {name for name, buffer in model.named_buffers() if kept.has_changed(buffer)}
         translated = _read(draft, options, examples.values())
         say_of_open_axes(translated, trace, examples)
@@ -200,7 +201,7 @@ def _translate_torchscript(
         current.program = Program(translated, dict(recorder.capture.inlined))
 
 
-def _draft(original: Any, model: Any, args: Any, options: dict[str, Any]) -> io.BytesIO:
+def _draft(original: Any, model: Any, args: Any, options: dict[str, Any], state: Iterable[str]) -> io.BytesIO:
     """What torch's exporter writes, without the parameters' data: finish() has it at hand, and a large model would pass protobuf's 2 GiB for nothing."""
     draft = io.BytesIO()
     if args and isinstance(args[-1], dict):  # a value: torch's exporter takes the last dictionary for keyword arguments
@@ -210,6 +211,8 @@ def _draft(original: Any, model: Any, args: Any, options: dict[str, Any]) -> io.
         with warnings.catch_warnings():
             # Our own lines stand in the trace, too. Of what the model does there, `symbolics.capture` warns at the user's line.
             warnings.filterwarnings("ignore", category=torch.jit.TracerWarning, module=r"(exporter|symbolics)\.")  # type: ignore[attr-defined]
+            written = "|".join(map(re.escape, state))  # what the model writes into these, the file gives as outputs
+            warnings.filterwarnings("ignore", rf"ONNX Preprocess - Removing mutation from node \S+ on block input: '({written})'")
             original(model, args, draft, do_constant_folding=False, export_params=False, keep_initializers_as_inputs=True, **options)
     except RuntimeError as error:
         if str(error).startswith("number of output names"):

@@ -116,6 +116,11 @@ class Objective(torch.nn.Module):
         return Objective(model, args, kwargs, loss, targets, precision, evaluates=evaluates, gives=gives)
 
     @property
+    def given(self) -> torch.nn.Module:
+        """The user's model, for who looks for a module to name."""
+        return self.model
+
+    @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the arguments and targets by their names in the graph."""
         return {name: tuple(value.shape) for name, value in named_tensors(self, self.args, {}).items()}

@@ -20,7 +20,17 @@ from exporter.verification.kept import state_in
 from exporter.verification.masks import Masks, OtherDraws
 from exporter.verification.memory import HighWater
 from exporter.verification.second_step import second_step_failure
-from exporter.verification.steps import as_in_file, backward, changed, compiling_quietly, copy_of, measured, state_of, tensors_of
+from exporter.verification.steps import (
+    as_in_file,
+    backward,
+    buffers_again,
+    changed,
+    compiling_quietly,
+    copy_of,
+    measured,
+    state_of,
+    tensors_of,
+)
 from symbolics.capture.undifferentiable import StopWhereNone, is_refusal, lacks_backward
 from symbolics.errors import ExportError, PythonopError, UnsupportedOperatorError
 
@@ -246,6 +256,7 @@ def measured_step(case: Case, eager: EagerStep, steps: int) -> tuple[float, int 
 
 def _measured(case: Case, eager: EagerStep, steps: int) -> tuple[float, int | None]:
     model = copy_of(case.model)
+    again = buffers_again(model, eager.buffers)
 
     def step() -> None:
         args, kwargs = _given(case, None, {})
@@ -255,7 +266,7 @@ def _measured(case: Case, eager: EagerStep, steps: int) -> tuple[float, int | No
         memory = HighWater()
         step()
         try:
-            return measured(step, steps, memory)
+            return measured(step, steps, memory, again)
         except PythonopError:
             raise
         except Exception as error:

@@ -8,7 +8,7 @@ import io
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from symbolics.text import said
 __all__ = [
     "as_in_file",
     "backward",
+    "buffers_again",
     "changed",
     "compiling_quietly",
     "copy_of",
@@ -141,11 +142,42 @@ def backward(outputs: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor 
         torch.autograd.backward([out for out, _ in roots], [g for _, g in roots])
 
 
-def measured(step: Callable[[], Any], count: int, memory: HighWater) -> tuple[float, int | None]:
-    """The median time of several steps, at least one, and the bytes that they take more than was resident when ``memory`` was made."""
+def buffers_again(module: torch.nn.Module, names: Iterable[str]) -> Callable[[], None]:
+    """What gives buffers the values that they have now: each timed step begins as the first one, so that a cache does not run over.
+
+    A buffer through which gradients flow stays: the step that reads it fails, and that is to be said.
+    """
+    kept = {name: value.detach().clone() for name, value in module.named_buffers() if name in set(names)}
+
+    def again() -> None:
+        for name, value in kept.items():
+            path, _, leaf = name.rpartition(".")
+            owner = module.get_submodule(path)
+            now = getattr(owner, leaf, None)
+            if not isinstance(now, torch.Tensor) or now.requires_grad:
+                continue
+            if now.shape == value.shape:
+                with torch.no_grad():
+                    now.copy_(value)
+            else:
+                setattr(owner, leaf, value.clone())
+
+    return again
+
+
+def measured(step: Callable[[], Any], count: int, memory: HighWater, again: Callable[[], None]) -> tuple[float, int | None]:
+    """The median time of several steps, at least one, and the bytes that they take more than was resident when ``memory`` was made.
+
+    Args:
+        step: It is timed.
+        count: How often.
+        memory: What counts the bytes.
+        again: Runs before each step, and is not timed.
+    """
     memory.begin()
     times = []
     for _ in range(max(1, count)):
+        again()
         begin = time.perf_counter()
         step()
         times.append(time.perf_counter() - begin)

@@ -105,7 +105,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
     import exporter
     from exporter.verification.memory import HighWater
-    from exporter.verification.steps import measured
+    from exporter.verification.steps import buffers_again, measured
     from symbolics.errors import RunError
 
     torch.set_num_threads(job["threads"])
@@ -118,13 +118,14 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     seconds = {"load": time.perf_counter() - begin}
     if not job["gradients"]:
         module.requires_grad_(False)
-    file, memory = FileSteps(module, job), HighWater()
+    file, again = FileSteps(module, job), buffers_again(module, [name for name, _ in module.named_buffers()])
+    memory = HighWater()
     example, *others = job["steps"]
     first = file.found(example)
     seconds["first step"] = first["seconds"]
     # What is kept of the first step is no part of the others.
     kept = [*first["outputs"], *first["gradients"].values(), *first["buffers"].values()]
-    seconds["onnxruntime step"], used = measured(lambda: file.step(example), job["count"], memory)
+    seconds["onnxruntime step"], used = measured(lambda: file.step(example), job["count"], memory, again)
     used = None if used is None else max(0, used - sum(tensor.nbytes for tensor in kept if tensor is not None))
     return {
         "steps": [first, *(file.elsewhere(given) for given in others)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 
 import pytest
@@ -13,6 +14,14 @@ from exporter.errors import ArgumentError, ExportError, PythonopWarning, RunErro
 from exporter.fallback import proof
 from exporter.forward import hook as hooks
 from tests.exporter.fallback.nets import Branch, Held, Net, Remembers, Solve, Unhashable, generators, named, state, taken
+
+
+@dataclasses.dataclass
+class Answer:
+    y: torch.Tensor
+
+
+torch.utils._pytree.register_dataclass(Answer)
 
 
 def test_the_first_way_that_works(x):
@@ -138,3 +147,49 @@ def test_verify_and_case(x):
 
 def test_the_whole_model(x):
     assert taken(Branch(), x, dynamo=False).fallback == "opaque=[model]"
+
+
+class Steps(nn.Module):
+    """As many steps as the example has."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        h = torch.zeros_like(x[0])
+        for each in x:
+            h = torch.tanh(self.linear(h) + each)
+        return h
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_training_step_names_the_users_model(inside):
+    """Not the module of ours around the model and its loss: nobody can name that."""
+    model, x = nn.Sequential(Steps(), nn.Linear(4, 2)) if inside else Steps(), torch.randn(5, 3, 4)
+    options = {"loss": lambda y: y.square().mean(), "dynamic_shapes": ({0: "time", 1: "batch"},)}
+    with pytest.warns(PythonopWarning, match=r"fallback=True took opaque=\[model\]"):
+        step = exporter.export_training_step(model, (x,), **options, fallback=True)
+    assert [str(dim) for dim in step.model.graph.inputs[0].shape[:2]] == ["time", "batch"]
+
+
+def test_one_tensor_given_twice(x):
+    class Both(nn.Module):
+        def forward(self, a, b):
+            return a.sin() * b if a.sum() > -100 else b
+
+    with pytest.warns(PythonopWarning, match="fallback=True took"):
+        program = exporter.export(Both(), (x, x), fallback=True)
+    torch.testing.assert_close(exporter.load(program, allow=[Both])(x, x + 1), x.sin() * (x + 1))
+
+
+def test_dynamic_axes_are_the_other_exporters_too(x):
+    """Also beside an argument that is no tensor."""
+
+    class Named(nn.Module):
+        def forward(self, x, times):
+            return Answer(x * times)
+
+    program = taken(Named(), x, kwargs={"times": 3}, dynamo=False, dynamic_shapes={"x": {0: "rows"}, "times": None})
+    assert program.fallback == "dynamo=True"
+    assert str(program.model.graph.inputs[0].shape[0]) == "rows"

@@ -131,3 +131,17 @@ def local():
 
 def fails():
     raise ValueError("no model today")
+
+
+class Cache(torch.nn.Module):
+    """Keys of earlier calls, and how many they are: room for five calls of three."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(16, 4))
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x):
+        self.keys.index_copy_(0, self.count + torch.arange(x.shape[0]), x.detach())
+        self.count.add_(x.shape[0])
+        return x * self.keys.sum()

@@ -90,6 +90,11 @@ def test_buffers_that_forward_changes_are_compared(dynamo):
     assert report.first_departure is None  # in this process, the Function is right
 
 
+def test_a_cache_does_not_run_over():
+    """Each step that is timed begins with the state of the first."""
+    assert exporter.verify(targets.Cache(), (torch.randn(3, 4),), steps=8).ok
+
+
 @pytest.mark.filterwarnings("ignore:forward changes state")
 def test_state_that_the_file_does_not_carry_differs(dynamo):
     report = exporter.verify(targets.Counts().train(), (torch.randn(3, 4),), dynamo=dynamo)
