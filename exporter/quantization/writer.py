@@ -128,7 +128,8 @@ class Writer:
     ) -> ir.Value:
         inputs = [self._held(f"{name}/levels", levels), self._held(f"{name}/scale", scale)]
         if zero is not None:
-            inputs.append(self._held(f"{name}/zero_point", zero))
+            # One for each weight: with session.x64quantprecision, onnxruntime 1.32 makes another of each, and fails at one that it has made before.
+            inputs.append(self._new(f"{name}/zero_point", zero))
         attributes = {} if axis is None else {"axis": axis}
         return self._node(
             "DequantizeLinear", inputs, f"{name}/quantized", ir.DataType.FLOAT, ir.Shape(levels.shape), before=before, attributes=attributes
@@ -162,13 +163,16 @@ class Writer:
     def _held(self, name: str, array: np.ndarray) -> ir.Value:
         """An initializer; equal ones are one."""
         key = (str(array.dtype), array.shape, array.tobytes())
-        if key in self._constants:
-            return self._constants[key]
+        if key not in self._constants:
+            self._constants[key] = self._new(name, array)
+        return self._constants[key]
+
+    def _new(self, name: str, array: np.ndarray) -> ir.Value:
+        """An initializer of its own."""
         name = self._free(name)
         tensor = ir.tensor(array, name=name)
         value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
         self._graph.register_initializer(value)
-        self._constants[key] = value
         return value
 
     def _node(

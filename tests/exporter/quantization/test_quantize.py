@@ -133,6 +133,23 @@ def test_weights_are_the_models_bit_by_bit():
     assert scale == model[-1].step.numpy()
 
 
+@pytest.mark.parametrize("part", [lambda: Linear(8, 8), lambda: Conv(8, 8, 1)], ids=["linear", "convolution"])
+def test_sums_that_do_not_saturate(part):
+    """session.x64quantprecision makes another zero point of each weight's: one of two weights would be made twice."""
+    x = torch.randn(2, 8, 6, 8)
+    quantized = exporter.quantize(
+        exporter.export(nn.Sequential(Act(), part(), nn.ReLU(), Act(), part(), Act()).eval(), (x,), portable=True)
+    )
+    assert all(each.kernel for each in quantized.products)
+    exact = onnxruntime.SessionOptions()
+    exact.add_session_config_entry("session.x64quantprecision", "1")
+    found = [
+        onnxruntime.InferenceSession(quantized.model_proto.SerializeToString(), options).run(None, {"input": x.numpy()})[0]
+        for options in (None, exact)
+    ]
+    np.testing.assert_array_equal(*found)
+
+
 def test_four_bits_in_int8():
     model, args = conv_net(bits=4)
     quantized = exporter.quantize(exporter.export(model, args, dynamo=False, portable=True))
