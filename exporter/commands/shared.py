@@ -444,7 +444,7 @@ def checked(models: Sequence[tuple[ir.Model, Path]], wanted: bool, quiet: bool) 
     return skipped
 
 
-_WITHOUT_CHECK = "another type, opset or exporter (--no-dynamo); --no-check writes it as it is, for a runtime that takes it"
+_WITHOUT_CHECK = "another type (float32, autocast to float16), opset or exporter (--no-dynamo), or --opaque of the module; --no-check writes it as it is, for a runtime that takes it"
 
 
 def portable_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -144,19 +144,28 @@ def keywords_apart(
     Where it cannot, the dictionary is the value of the argument that it stands for, which gets its name: torch's exporters would take it apart.
     """
     if kwargs or not args or not isinstance(args[-1], dict):
-        return args, dict(kwargs or {})
+        return args, _in_order(model, kwargs or {})
     try:
         signature_of(model).bind(*args[:-1], **args[-1])
     except (TypeError, ValueError):
         pass
     else:
-        return args[:-1], dict(args[-1])
+        return args[:-1], _in_order(model, args[-1])
     try:
         *_, name = signature_of(model).bind(*args).arguments
         signature_of(model).bind(*args[:-1], **{name: args[-1]})
     except (TypeError, ValueError):  # what does not fit is told by eager mode
         return args, {}
     return args[:-1], {name: args[-1]}
+
+
+def _in_order(model: torch.nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments in the order of forward's signature, as all else here has the inputs."""
+    try:
+        order = list(signature_of(model).parameters)
+    except (TypeError, ValueError):
+        return dict(kwargs)
+    return dict(sorted(kwargs.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
 
 
 def _leaves(args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -213,7 +222,8 @@ def check_shapes(model: torch.nn.Module, args: Any, kwargs: Mapping[str, Any], s
     """Refuse ``dynamic_shapes`` that do not fit the arguments; TorchScript would ignore them, torch.export raises them behind 100 lines.
 
     Returns:
-        The same as torch.export takes it: without a None for an argument that is not given, axes as int, counted from the front.
+        The same as torch.export takes it: with a None for each argument that is given and not named, without one for an argument that is not given,
+        axes as int, counted from the front.
 
     Raises:
         ArgumentError: They name an argument or a dimension that is not there, or a dimension is no name, Dim, int or None.
@@ -232,7 +242,11 @@ def check_shapes(model: torch.nn.Module, args: Any, kwargs: Mapping[str, Any], s
                 raise ArgumentError(
                     f"dynamic_shapes names {name!r}; the arguments that are given are {', '.join(map(repr, names)) or 'none'}"
                 )
-        return {name: _checked_axes(repr(name), arguments.get(name, kwargs.get(name)), spec) for name, spec in shapes.items()}
+        found = {name: _checked_axes(repr(name), arguments.get(name, kwargs.get(name)), spec) for name, spec in shapes.items()}
+        kinds = {signature_of(model).parameters[name].kind for name in arguments}
+        if kinds.isdisjoint((inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)):  # of which torch wants every one named
+            return {name: found.get(name, pytree.tree_map(lambda leaf: None, value)) for name, value in arguments.items()}
+        return found
     if isinstance(shapes, (tuple, list)):
         kept = len(shapes)
         while kept > len(names) and shapes[kept - 1] is None:
@@ -241,8 +255,8 @@ def check_shapes(model: torch.nn.Module, args: Any, kwargs: Mapping[str, Any], s
             raise ArgumentError(
                 f"dynamic_shapes has {len(shapes)} entries, the arguments that are given are {len(names)}: {', '.join(names)}"
             )
-        found = [_checked_axes(repr(name), arguments[name], spec) for name, spec in zip(names, shapes[:kept])]
-        return type(shapes)(found) if type(shapes) in (tuple, list) else tuple(found)
+        each = [_checked_axes(repr(name), arguments[name], spec) for name, spec in zip(names, shapes[:kept])]
+        return type(shapes)(each) if type(shapes) in (tuple, list) else tuple(each)
     if hasattr(shapes, "dynamic_shapes"):  # torch.export.ShapesCollection and AdditionalInputs, which torch reads
         return shapes
     raise ArgumentError(

@@ -127,7 +127,12 @@ def _translate_dynamo(current: Hook, original: Any, model: Any, args: Any, optim
             if recorder.capture.error is None:
                 name_untranslated(error, recorder, given)
             raise
-        if len(axes) == len(program.model.graph.inputs):
+        if len(axes) == len(inputs := program.model.graph.inputs) and any(
+            str(value.shape[axis]) != getattr(dim, "__name__", dim)
+            for value, dims in zip(inputs, axes, strict=True)
+            for axis, dim in (dims or {}).items()
+            if value.shape is not None
+        ):
             private.name_axes(program, axes)
         check_opset(program.model, options.get("opset_version"))
         if options.get("dynamic_shapes") and isinstance(model, torch.nn.Module):
@@ -145,14 +150,13 @@ def _translate_dynamo(current: Hook, original: Any, model: Any, args: Any, optim
 
 
 def _axes_of_tensors(model: Any, args: Any, options: dict[str, Any]) -> list[dict[int, Any] | None]:
-    """The open axes of each tensor, where other arguments are among them: torch then gives the axes no names, as it counts those arguments, too."""
+    """The open axes of each tensor, where some arguments are no tensors: torch then gives the axes no names, as it counts those arguments otherwise."""
     if not options.get("dynamic_shapes") or not isinstance(model, torch.nn.Module):
         return []
-    given = keywords_apart(model, (args,) if isinstance(args, torch.Tensor) else tuple(args or ()), options.get("kwargs"))
-    leaves = pytree.tree_leaves(given, is_leaf=lambda value: value is None)
-    tensors = sum(isinstance(leaf, torch.Tensor) for leaf in leaves)
-    axes = [dims or None for _, dims in open_axes(model, *given, options["dynamic_shapes"])]
-    return axes if len(axes) == tensors < len(leaves) else []
+    args, kwargs = keywords_apart(model, (args,) if isinstance(args, torch.Tensor) else tuple(args or ()), options.get("kwargs"))
+    if all(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values())):
+        return []
+    return [dims or None for _, dims in open_axes(model, args, kwargs, options["dynamic_shapes"])]
 
 
 def decompose(current: Hook, original: Any, program: torch.export.ExportedProgram, *args: Any, **kwargs: Any) -> Any:

@@ -207,7 +207,7 @@ _CAUSES = {
     "data-dependent|DataDependentOutputException": f"{_DECIDES}: the value of a tensor decides what the code does there (an if, a loop, int(), .item(), torch.equal()), and "
     "a capture has no values",
     r"Cannot access data pointer|\.numpy\(\) is not supported|Not available for 'meta' device": f"{_READS} there (numpy, ctypes, C++), and a capture has none",
-    "conflicts between user-specified ranges and inferred ranges|specialized it to be a constant|Suggested fixes: \\w+ = \\d+": f"{_FIXES} (a loop over it, int(), len(), a comparison)",
+    "conflicts between user-specified ranges and inferred ranges|specialized it to be a constant|Suggested fixes: \\w+ = \\d+": f"{_FIXES} (a loop over it, int(), len(), a comparison), or it meets a size that is fixed",
     "fake tensor in the exported program constant's list": "a tensor is computed where no capture looks (in another thread, or in C++)",
 }  # fmt: skip
 

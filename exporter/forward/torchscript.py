@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import io
 import re
 import warnings
@@ -154,8 +153,6 @@ def _translate_torchscript(
     current: Hook, original: Any, model: Any, args: Any, keywords: Any, do_constant_folding: bool = True, **options: Any
 ) -> None:
     state, optimize = ModelState.of(model), do_constant_folding
-    order = list(inspect.signature(model.forward).parameters)
-    keywords = dict(sorted(keywords.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
     constants: dict[int, Any] = {}
     if not options.get("input_names"):
         options["input_names"] = input_names(model, args, keywords)

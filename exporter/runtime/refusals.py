@@ -16,9 +16,9 @@ _NO_KERNEL = re.compile(r"NOT_IMPLEMENTED.* ([A-Z]\w*)\((\d+)\)")
 #: What onnxruntime says -> what it leaves out: it names the operator, and not the type that it lacks, nor where the operator may be.
 _WAYS_OUT = {
     "NOT_IMPLEMENTED": "It has no kernel of that operator for its types here (on the CPU hardly one for bfloat16, of some operators none for float64): "
-    "export the model in float32, or write that operator in others",
+    "export the model in float32 (autocast to torch.float16), name its module in opaque=, or write that operator in others",
     r"tensor\(bfloat16\)' of input parameter": "That operator takes bfloat16 from a later opset on, or never, and onnxruntime's CPU has hardly a kernel for it: "
-    "export the model in float32",
+    "export the model in float32 (autocast to torch.float16), or name its module in opaque=",
     r"pythonop[\w.]*:\w+\(-?\d+\) is not a registered function/op": "This release of pythonop has no such operator: install a newer one",
     "Got invalid dimensions for input": "The file has that size fixed: give arrays of it, or export with that axis open (dynamic_shapes=, --dynamic)",
     "[Oo]ut of range value in index|indices element out of (data )?bounds": "An index among the inputs is out of range, or a label: labels count from 0 to the "

@@ -64,7 +64,8 @@ def called(
                     copies = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
                     copied_args, copied_kwargs = pytree.tree_unflatten(copies, spec)
                     call(*copied_args, **copied_kwargs)
-            return call(*args, **kwargs)
+            with private.trace_kept():
+                return call(*args, **kwargs)
         except RuntimeError as error:
             if _REFUSAL not in str(error) or not open_ or open_[-1] == 0:
                 raise

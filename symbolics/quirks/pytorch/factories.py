@@ -61,7 +61,10 @@ def _eye(*sizes: Any, dtype: torch.dtype | None = None, **how: Any) -> Any:
 
 
 def _logspace(start: Any, end: Any, steps: Any, base: float = 10.0, *, dtype: torch.dtype | None = None, **how: Any) -> Any:
-    exponents = torch.linspace(start, end, steps, dtype=torch.float64, **how)
+    if isinstance(start, torch.Tensor) and type(steps) is int and steps == 1:  # TorchScript divides by the number of steps less one
+        exponents = start.to(torch.float64).reshape(1)
+    else:
+        exponents = torch.linspace(start, end, steps, dtype=torch.float64, **how)
     return torch.pow(float(base), exponents).to(dtype or torch.get_default_dtype())
 
 

@@ -78,3 +78,14 @@ def test_it_is_said_once():
 def test_with_dynamo_the_way_out_works():
     with pytest.raises(exporter.ExportError, match="dynamo=False works: outputs and gradients equal eager's"):
         exporter.export(Outer(CALLS["view"]), (torch.randn(2, 3),))
+
+
+def test_a_call_that_is_made_again():
+    """torch refuses a gradient of `rtol`, which is then stopped: the trace goes on, where it ended the process."""
+
+    class Inverse(nn.Module):
+        def forward(self, x, rtol):
+            return torch.linalg.pinv(x, rtol=rtol)
+
+    with pytest.raises(exporter.ExportError, match="aten::linalg_pinv, called in module <root>"):
+        exporter.export(Inverse(), (torch.ones(2, 3, 3), torch.tensor(1.0)), dynamo=False)

@@ -186,3 +186,20 @@ def test_a_dictionary_that_comes_last(dynamo):
     torch.testing.assert_close(exporter.load(program)(pair, named), Takes()(pair, named))
     program = exporter.export(Takes(), ({"pair": pair, "named": named},), dynamo=dynamo)
     torch.testing.assert_close(exporter.load(program)(pair, named), Takes()(pair, named))
+
+
+class Ordered(nn.Module):
+    def forward(self, x, pair, *, b, a):
+        return x.sum() + pair[0].sum() + a.sum() * b
+
+
+def test_keywords_in_another_order_and_axes_of_some_arguments(dynamo):
+    """Inputs come in the order of forward's signature; an argument that dynamic_shapes does not name has fixed sizes."""
+    x, pair, kwargs = torch.randn(2), [torch.randn(2)], {"a": torch.randn(5, 3), "b": torch.randn(3, 2)}
+    shapes = {"b": {1: "columns"}, "a": {0: "rows"}}
+    program = exporter.export(Ordered(), (x, pair), kwargs, dynamo=dynamo, dynamic_shapes=shapes)
+    assert {value.name: [str(dim) for dim in value.shape] for value in program.model.graph.inputs} == {
+        "x": ["2"], "pair_0": ["2"], "b": ["3", "columns"], "a": ["rows", "3"],
+    }  # fmt: skip
+    other = {"a": torch.randn(7, 3), "b": torch.randn(3, 4)}
+    torch.testing.assert_close(exporter.load(program)(x, pair, **other), Ordered()(x, pair, **other))

@@ -19,6 +19,7 @@ FACTORIES = {
     "arange of integers": lambda n: torch.arange(n) / 3,
     "linspace": lambda n: torch.linspace(0.1, 1, n),
     "logspace": lambda n: torch.logspace(0.1, 1, 5).sum() + torch.zeros(n),
+    "logspace of one step": lambda n: torch.logspace(torch.tensor(0.1), 1, 1) + torch.zeros(n),
     "eye": lambda n: torch.eye(3)[0].sum() * 0.1 + torch.zeros(n),
     "eye of booleans": lambda n: torch.eye(3, dtype=torch.bool).sum() * 0.1 + torch.zeros(n),
     "index_add": lambda n: torch.zeros(n).index_add(0, torch.tensor([0, 0, 1]), torch.tensor([0.1, 0.2, 0.3])),
