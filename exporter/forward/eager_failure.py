@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
+import re
 from types import TracebackType
 
 import torch
@@ -13,6 +14,11 @@ from symbolics.errors import ExportError, PythonopError, as_raised
 from symbolics.text import clean, ends, said
 
 __all__ = ["eager_failure", "lacks_gradient", "line_of"]
+
+
+#: What torch says of an operator that only other devices have.
+_LACKS_KERNEL = re.compile(r"NotImplemented.*'CPU' backend|with arguments from the 'CPU' backend|no kernel .*CPU", re.IGNORECASE)
+_KERNEL = " (a kernel for the CPU: op.register_kernel('cpu'); or custom_translation_table= with eager_check=False)"
 
 
 def eager_failure(error: BaseException, call: str = "") -> PythonopError:
@@ -27,7 +33,7 @@ def eager_failure(error: BaseException, call: str = "") -> PythonopError:
         error,
         f"the model fails in eager mode on its own example arguments: {type(error).__name__}{': ' if text else ''}{text}\n"
         + (f"  {place}\n" if place else "")
-        + f"  way out: let {call or 'model(*args)'} run first"
+        + f"  way out: let {call or 'model(*args)'} run first{_KERNEL if _LACKS_KERNEL.search(text) else ''}"
         + ("" if call else "; where only an exporter can run it, pass eager_check=False (--no-eager-check)"),
         ExportError,
     )
