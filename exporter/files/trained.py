@@ -193,7 +193,9 @@ def check_same_state(values: Mapping[str, np.ndarray], wanted: Mapping[str, tupl
         if not (more := [name for name in values if name not in wanted]):
             return
         what = f"it has {shown(more[0])}, which {taker} has not"
-    raise ArgumentError(f"what was saved is the state of another model or optimizer: {what}. Give it to the folder or step that it was trained with")
+    raise ArgumentError(
+        f"what was saved is the state of another model or optimizer: {what}. Give it to the folder or step that it was trained with"
+    )
 
 
 def _bytes(saved: Any, taker: str) -> bytes:

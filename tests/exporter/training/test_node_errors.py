@@ -77,7 +77,9 @@ tell(said);
 def test_wrong_types_and_rates_are_named_before_onnxruntime_runs(folder, tmp_path):
     said = _told(tmp_path, _WRONG, folder)
     floats = 'input has the type float64, the file takes float32: give new ort.Tensor("float32", Float32Array, sizes)'
-    assert said["labels of 32 bits"] == 'target has the type int32, the file takes int64: give new ort.Tensor("int64", BigInt64Array, sizes)'
+    assert (
+        said["labels of 32 bits"] == 'target has the type int32, the file takes int64: give new ort.Tensor("int64", BigInt64Array, sizes)'
+    )
     assert said["floats of 64 bits"] == said["evaluated"] == floats
     assert said["a rate of 64 bits"].startswith("learning_rate has the type float64, the file takes float32")
     assert said["no number"] == said["a tensor of no number"] == "learning_rate is NaN: give a finite number"

@@ -272,7 +272,9 @@ def test_the_state_of_another_training_is_refused_where_it_has_all_names_too(tmp
     model[0].requires_grad_(False)
     _folder(tmp_path / "head", model, batch, dynamo=False)
     saved = {name: exporter.Trainer.load(tmp_path / name).save() for name in ("all", "head")}
-    with pytest.raises(ArgumentError, match=r"another model or optimizer: it has param.0.weight, which \S*head has not. Give it to the folder"):
+    with pytest.raises(
+        ArgumentError, match=r"another model or optimizer: it has param.0.weight, which \S*head has not. Give it to the folder"
+    ):
         exporter.trained(tmp_path / "head", saved["all"])
     with pytest.raises(ArgumentError, match=r"another model or optimizer: it lacks param.0.weight. Give it to the folder"):
         exporter.trained(tmp_path / "all", saved["head"])
