@@ -213,16 +213,18 @@ def _bytes(saved: Any, taker: str) -> bytes:
     return bytes(saved)
 
 
-def saved_values(saved: Any, taker: str) -> dict[str, np.ndarray]:
+def saved_values(saved: Any, taker: str, damaged: type[Exception] = FormatError) -> dict[str, np.ndarray]:
     """The values of a saved state by their names: a line of JSON, and their bytes one after the other. The arrays cannot be written to.
 
     Args:
         saved: The bytes that save() gave, or the file that holds them.
         taker: Who takes them, for the message.
+        damaged: What is raised where the bytes are no state, or not a whole one.
 
     Raises:
         ArgumentError: It is neither.
-        FormatError: The file cannot be read, or is damaged.
+        FormatError: The file cannot be read.
+        damaged: The bytes are damaged.
     """
     data = _bytes(saved, taker)
     end = data.find(b"\n", 0, _LONGEST)
@@ -230,18 +232,18 @@ def saved_values(saved: Any, taker: str) -> dict[str, np.ndarray]:
         described: Any = json.loads(data[:end]) if end >= 0 else None
         sizes = [(str(each["name"]), _dtype(each["type"]), tuple(map(int, each["dims"])), int(each["bytes"])) for each in described]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise FormatError("what was saved does not begin with the names of its values: save() of a trainer writes it") from error
+        raise damaged("what was saved does not begin with the names of its values: save() of a trainer writes it") from error
     found: dict[str, np.ndarray] = {}
     at = end + 1
     for name, dtype, dims, size in sizes:
         if name in found:
-            raise FormatError(f"what was saved has {shown(name)} twice, it is damaged: save it anew")
+            raise damaged(f"what was saved has {shown(name)} twice, it is damaged: save it anew")
         if min(dims, default=0) < 0 or size != dtype.itemsize * int(np.prod([*map(int, dims)], dtype=object)) or at + size > len(data):
-            raise FormatError(f"what was saved is cut off at {shown(name)}, or damaged: save it anew")
+            raise damaged(f"what was saved is cut off at {shown(name)}, or damaged: save it anew")
         found[name] = np.frombuffer(data, dtype, size // dtype.itemsize, at).reshape(dims)
         at += size
     if at != len(data):
-        raise FormatError(f"what was saved has {len(data) - at} bytes behind its values: save it anew")
+        raise damaged(f"what was saved has {len(data) - at} bytes behind its values: save it anew")
     return found
 
 

@@ -380,10 +380,10 @@ class Trainer:
             saved: The bytes, or the file that holds them.
 
         Raises:
-            ArgumentError: It is the state of another model or optimizer.
-            FormatError: The file cannot be read, or is damaged.
+            ArgumentError: It is damaged, or the state of another model or optimizer.
+            FormatError: The file cannot be read.
         """
-        values = saved_values(saved, "restore")
+        values = saved_values(saved, "restore", damaged=ArgumentError)
         with self._turn("restore"):
             own = {name: (to_array(value.new_empty(0)).dtype, value.shape) for name, value in self._state.items()}
             check_same_state(values, own, "this trainer")
