@@ -137,6 +137,7 @@ function checkState(source, manifest, training, state) {
   for (const { name, next } of manifest.state)
     if (!state[name] || !training.inputNames.includes(name) || !outputs.has(next))
       throw failed(`${source}: manifest.json is damaged: no file has the state ${name}, or ${next}`);
+  if (!outputs.has(manifest.loss)) throw failed(`${source}: manifest.json is damaged: no file gives the loss ${manifest.loss}`);
   const given = new Set((manifest.hyperparameters ?? []).map(({ name }) => name));
   const left = Object.keys(state).filter((name) => !names.has(name) && !given.has(name));
   if (left.length) throw failed(`${source}: manifest.json is damaged: it does not say what ${left} becomes in a step`);
@@ -220,9 +221,9 @@ export class Trainer {
   #tensor(name, value) {
     const like = Object.hasOwn(this.state, name) ? this.state[name] : null;
     if (like && typeof value === "number") {
-      const whole = like.type === "int64", possible = whole ? Number.isInteger(value) : Number.isFinite(value);
+      const whole = /int/.test(like.type), possible = whole ? Number.isInteger(value) : Number.isFinite(value);
       if (!possible) throw failed(`${name} is ${value}: give a ${whole ? "whole" : "finite"} number`);
-      return new this.ort.Tensor(like.type, like.data.constructor.of(whole ? BigInt(value) : value), like.dims);
+      return new this.ort.Tensor(like.type, like.data.constructor.of(whole && like.type.endsWith("64") ? BigInt(value) : value), like.dims);
     }
     if (!isTensor(value)) throw failed(`${name} is ${kind(value)}: give ${like ? "a number or " : ""}an ort.Tensor`);
     if (like && /^float(32|64)$/.test(like.type) && value.data.some((one) => !Number.isFinite(one)))
