@@ -62,6 +62,12 @@ public sealed class Trainer : IDisposable
 
     Dictionary<string, OrtValue> Run(InferenceSession session, IReadOnlyDictionary<string, OrtValue> batch)
     {
+        foreach (var (name, value) in batch)
+        {
+            var given = value.GetTensorTypeAndShape().ElementDataType;
+            if (session.InputMetadata.TryGetValue(name, out var wanted) && wanted.ElementDataType != given)
+                throw new ArgumentException($"{name} has the type {given}, the file takes {wanted.ElementDataType}");
+        }
         var inputs = session.InputNames.ToArray();
         var values = inputs.Select(name => batch.TryGetValue(name, out var given) ? given : State[name]).ToArray();
         var outputs = session.OutputNames.ToArray();
@@ -98,6 +104,18 @@ public sealed class Trainer : IDisposable
         var head = JsonDocument.Parse(saved.AsMemory(0, at)).RootElement.EnumerateArray().ToArray();
         if (!head.Select(entry => entry.GetProperty("name").GetString()).SequenceEqual(State.Keys))
             throw new InvalidDataException($"{path} is the state of another model or optimizer");
+        foreach (var entry in head) // before anything is replaced
+        {
+            var (name, said) = (entry.GetProperty("name").GetString(), entry.GetProperty("type").GetString());
+            var sizes = entry.GetProperty("dims").EnumerateArray().Select(size => size.GetInt64()).ToArray();
+            var own = State[name].GetTensorTypeAndShape();
+            if (!Types.TryGetValue(said, out var known) || known != own.ElementDataType || !sizes.SequenceEqual(own.Shape))
+                throw new InvalidDataException(
+                    $"{path} is the state of another model or optimizer: {name} is {said} [{string.Join(", ", sizes)}] in it, "
+                    + $"and {own.ElementDataType} [{string.Join(", ", own.Shape)}] here");
+        }
+        if (saved.Length - at != State.Values.Sum(value => (long)value.GetTensorMutableRawData().Length))
+            throw new InvalidDataException($"{path} is cut off, or damaged");
         foreach (var entry in head)
         {
             var shape = entry.GetProperty("dims").EnumerateArray().Select(size => size.GetInt64()).ToArray();
@@ -133,7 +151,7 @@ public static class Program
         {
             ["image"] = OrtValue.CreateTensorValueFromMemory(
                 data.Skip(training + test + first * pixels).Take(count * pixels).Select(value => value / 255f).ToArray(), new long[] { count, pixels }),
-            ["target"] = OrtValue.CreateTensorValueFromMemory(data.Skip(first).Take(count).Select(label => (long)label).ToArray(), new long[] { count }),
+            ["target"] = OrtValue.CreateTensorValueFromMemory(data.Skip(first).Take(count).Select(label => (int)label).ToArray(), new long[] { count }),
         };
 
         using var model = new Trainer(Path.Combine(arguments[0], "model"));

@@ -63,7 +63,7 @@ def build(out: Path, *, dynamo: bool = True, node: Path | None = None) -> dict[s
     (out / "ort").mkdir(parents=True, exist_ok=True)
     for name in RUNTIME:
         shutil.copyfile(files / name, out / "ort" / name)
-    for path in [*(HERE / name for name in PAGE), HERE.parent / "pythonop.mjs"]:
+    for path in [*(HERE / name for name in PAGE), HERE.parent / "pythonop.mjs", HERE.parent / "pythonop.d.mts"]:
         shutil.copyfile(path, out / path.name)
     images, labels = digits.draw(TRAINING + TEST)
     (out / "digits.bin").write_bytes(labels.tobytes() + images.tobytes())

@@ -11,6 +11,7 @@ const say = (text, wrong = false) => Object.assign(id("status"), { textContent: 
 const frame = () => new Promise(requestAnimationFrame);
 
 let ort, model, about, digits; // the runtime, what pythonop.mjs opened, about.json, the data
+let start; // the state of a model that has learned nothing yet, to start over from
 let losses = [], running = false, milliseconds = 0, looked, own = null; // own: what was drawn by hand
 let results = null; // the last look at the test images: probabilities and spikes
 
@@ -43,7 +44,7 @@ async function open(backend) {
   runtime.env.wasm.numThreads = 1;
   const options = { executionProviders: [backend], logSeverityLevel: 3 };
   const opened = await Trainer.load(runtime, new URL("model", import.meta.url).href, options);
-  [ort, model] = [runtime, opened];
+  [ort, model, start] = [runtime, opened, opened.save()];
 }
 
 const stepsMade = () => Number(model.state["state.step"].data[0]);
@@ -185,10 +186,11 @@ async function once() {
 }
 
 async function startOver() {
-  model.state = { ...(await model.initial.run({})) };
+  const { learning_rate } = model.state; // stays what somebody chose
+  await model.restore(start);
+  model.state.learning_rate = learning_rate;
   losses = [];
   own = null;
-  setRate();
   await draw();
   say("At the start again.");
 }
@@ -220,11 +222,13 @@ async function change(backend) {
     if (losses.some((loss, at) => !(Math.abs(loss - expected[at]) < 1e-3))) throw new Error(`its losses are ${losses}, not ${expected}`);
     say(`Runs on ${name}, from step ${stepsMade() - 2}.`);
   } catch (error) {
+    if (model !== before[1]) await model.dispose();
     [ort, model] = before;
     id("backend").value = "wasm";
     say(`${name} does not train this model here, so WebAssembly goes on: ${error.message ?? error}`, true);
   }
   await model.restore(saved);
+  if (model !== before[1]) await before[1].dispose();
   milliseconds = 0;
   await draw();
 }

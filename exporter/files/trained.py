@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from symbolics.node.result import count_tensors
 from symbolics.text import reason, shown
 
 __all__ = [
-    "EVALUATION", "EVALUATION_LOSS", "EVALUATION_PLAIN", "INITIAL", "MANIFEST", "MANIFEST_FORMAT", "TRAINING", "average_of", "files_of", "listed", "saved_bytes", "trained"
+    "EVALUATION", "EVALUATION_LOSS", "EVALUATION_PLAIN", "INITIAL", "MANIFEST", "MANIFEST_FORMAT", "TRAINING", "average_of", "check_same_state", "files_of", "listed", "saved_values", "trained"
 ]  # fmt: skip
 
 #: The files of a folder of artifacts.
@@ -39,7 +39,8 @@ EVALUATION_PLAIN = "eval_plain.onnx"
 #: The longest line of names that a saved state may have.
 _LONGEST = 1 << 26
 _TYPES = frozenset(
-    ("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
+    ("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "bfloat16")
+    + ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
 )
 
 
@@ -88,18 +89,21 @@ def trained(folder: str | os.PathLike[str], saved: bytes | str | os.PathLike[str
         eval mode, too, keeps the value that the training left.
 
     Raises:
-        ArgumentError: The state is that of another model, or keeps no averages.
+        ArgumentError: The state is that of another model or optimizer, or keeps no averages.
         FormatError: A file is missing or damaged, or the state is cut off.
 
     Examples:
         >>> exporter.trained("artifacts", "after.state").save("model.onnx")
     """
     path = Path(folder)
-    layout = step_of(open_model(path / TRAINING, data=False))
+    step = open_model(path / TRAINING, data=False)
+    layout = step_of(step)
     if layout is None:
         raise FormatError(f"{shown(str(path / TRAINING))} is no training step: write_artifacts and `pythonop step --artifacts` write one")
     model = open_model(listed(path, EVALUATION_PLAIN) or path / EVALUATION)
-    values = _values(saved)
+    values = saved_values(saved, "trained")
+    carried = [value for value in step.graph.inputs if value.name not in (*layout.inputs, *layout.targets)]
+    check_same_state(values, {name_of(value): (dtype_of(value).numpy(), _sizes(value) or ()) for value in carried}, shown(str(path)))
     keys = _keys(layout)
     entries = read_state(model.metadata_props) or {}
     forget_absent_changes(model)  # folders of before, whose evaluation named them
@@ -142,7 +146,7 @@ def _keys(layout: StepLayout) -> dict[str, list[str]]:
 
 def _fill(graph: ir.Graph, value: ir.Value, key: str, array: np.ndarray | None, source: str) -> None:
     """Make an initializer of an input."""
-    shape = None if value.shape is None else [dim if isinstance(dim, int) else None for dim in value.shape]
+    shape = _sizes(value)
     if array is None:
         raise ArgumentError(f"the state has no {shown(source)}, which the evaluation reads: it is that of another model")
     if array.dtype == np.int32 and dtype_of(value) is ir.DataType.INT64:  # of a step that was written for a provider without int64
@@ -160,17 +164,42 @@ def _fill(graph: ir.Graph, value: ir.Value, key: str, array: np.ndarray | None, 
     graph.initializers[key] = value
 
 
-def saved_bytes(saved: Any, taker: str) -> bytes:
-    """What save() of a trainer gave.
+def _sizes(value: ir.Value) -> list[int | None] | None:
+    """The shape of a value; None is what is open."""
+    return None if value.shape is None else [dim if isinstance(dim, int) else None for dim in value.shape]
+
+
+def check_same_state(values: Mapping[str, np.ndarray], wanted: Mapping[str, tuple[Any, Sequence[int | None]]], taker: str) -> None:
+    """That a saved state has the names, types and shapes of a training.
 
     Args:
-        saved: The bytes, or the file that holds them.
-        taker: Who takes them, for the message.
+        values: What `saved_values` returned.
+        wanted: numpy's dtype and the shape of each value of the training, by name.
+        taker: What has them, for the message.
 
     Raises:
-        ArgumentError: It is neither.
-        FormatError: The file cannot be read.
+        ArgumentError: It has others.
     """
+    for name, (dtype, shape) in wanted.items():
+        found = values.get(name)
+        if found is None:
+            what = f"it lacks {shown(name)}"
+        elif found.dtype != dtype or list(found.shape) != list(shape):
+            what = f"{shown(name)} is {found.dtype} {list(found.shape)} in it, and {np.dtype(dtype)} {list(shape)} in {taker}"
+        else:
+            continue
+        break
+    else:
+        if not (more := [name for name in values if name not in wanted]):
+            return
+        what = f"it has {shown(more[0])}, which {taker} has not"
+    raise ArgumentError(
+        f"what was saved is the state of another model or optimizer: {what}. Give it to the folder or step that it was trained with"
+    )
+
+
+def _bytes(saved: Any, taker: str) -> bytes:
+    """What save() of a trainer gave, of bytes or a file."""
     if isinstance(saved, (str, os.PathLike)):
         try:
             check_plain(saved)
@@ -184,23 +213,37 @@ def saved_bytes(saved: Any, taker: str) -> bytes:
     return bytes(saved)
 
 
-def _values(saved: Any) -> Mapping[str, np.ndarray]:
-    """The values of a saved state by their names: a line of JSON, and their bytes one after the other."""
-    data = saved_bytes(saved, "trained")
+def saved_values(saved: Any, taker: str, damaged: type[Exception] = FormatError) -> dict[str, np.ndarray]:
+    """The values of a saved state by their names: a line of JSON, and their bytes one after the other. The arrays cannot be written to.
+
+    Args:
+        saved: The bytes that save() gave, or the file that holds them.
+        taker: Who takes them, for the message.
+        damaged: What is raised where the bytes are no state, or not a whole one.
+
+    Raises:
+        ArgumentError: It is neither.
+        FormatError: The file cannot be read.
+        damaged: The bytes are damaged.
+    """
+    data = _bytes(saved, taker)
     end = data.find(b"\n", 0, _LONGEST)
     try:
         described: Any = json.loads(data[:end]) if end >= 0 else None
         sizes = [(str(each["name"]), _dtype(each["type"]), tuple(map(int, each["dims"])), int(each["bytes"])) for each in described]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise FormatError("what was saved does not begin with the names of its values: save() of a trainer writes it") from error
-    found, at = {}, end + 1
+        raise damaged("what was saved does not begin with the names of its values: save() of a trainer writes it") from error
+    found: dict[str, np.ndarray] = {}
+    at = end + 1
     for name, dtype, dims, size in sizes:
+        if name in found:
+            raise damaged(f"what was saved has {shown(name)} twice, it is damaged: save it anew")
         if min(dims, default=0) < 0 or size != dtype.itemsize * int(np.prod([*map(int, dims)], dtype=object)) or at + size > len(data):
-            raise FormatError(f"what was saved is cut off at {shown(name)}, or damaged: save it anew")
+            raise damaged(f"what was saved is cut off at {shown(name)}, or damaged: save it anew")
         found[name] = np.frombuffer(data, dtype, size // dtype.itemsize, at).reshape(dims)
         at += size
     if at != len(data):
-        raise FormatError(f"what was saved has {len(data) - at} bytes behind its values: save it anew")
+        raise damaged(f"what was saved has {len(data) - at} bytes behind its values: save it anew")
     return found
 
 
@@ -208,4 +251,4 @@ def _dtype(name: Any) -> np.dtype[Any]:
     """The dtype that a saved state calls so; numpy has no bfloat16."""
     if name not in _TYPES:
         raise ValueError(name)
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+    return np.dtype(getattr(ml_dtypes, name, name))

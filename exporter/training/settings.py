@@ -8,8 +8,20 @@ from typing import Any
 import torch
 
 from exporter.training.carried import INPUTS, setting
+from symbolics.errors import ArgumentError
+from symbolics.text import clean
 
-__all__ = ["Settings"]
+__all__ = ["Settings", "check_finite"]
+
+
+def check_finite(name: str, value: Any) -> None:
+    """That a learning rate or weight decay is a finite number: another one would destroy the parameters in one step.
+
+    Raises:
+        ArgumentError: It is NaN or infinite.
+    """
+    if not torch.isfinite(torch.as_tensor(value)).all():
+        raise ArgumentError(f"{clean(name)} is {float(value)}: give a finite number")
 
 
 class Settings(torch.optim.Optimizer):
@@ -32,10 +44,15 @@ class Settings(torch.optim.Optimizer):
         """Nothing; schedulers want to see that it is called."""
 
     def write(self, state: dict[str, torch.Tensor]) -> None:
-        """Put what the groups say into the state. They then say what it holds, so that a saved training goes on to the same bits."""
+        """Put what the groups say into the state. They then say what it holds, so that a saved training goes on to the same bits.
+
+        Raises:
+            ArgumentError: One says NaN or an infinite number.
+        """
         for name, (place, key) in self._inputs.items():
             group = self.param_groups[place]
             if float(group[key]) != float(state[name]):
+                check_finite(name, float(group[key]))
                 state[name] = torch.tensor(float(group[key]), dtype=state[name].dtype)
                 group[key] = float(state[name])
 

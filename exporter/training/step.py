@@ -157,7 +157,8 @@ def export_training_step(
     Inputs of the step are the model's arguments and the targets by their names; ``param.<key>`` for each trainable parameter;
     ``buffer.<key>`` for each buffer that forward changes; ``state.*`` of the optimizer; the scalars ``learning_rate`` and
     ``weight_decay`` (``learning_rate_1``, ... for further groups of parameters); and ``seed`` where the model drops out or draws random numbers.
-    Outputs are ``loss``, a scalar; ``gradient_norm`` with ``clip_norm``; what ``output_names`` names; and ``<input>.next``.
+    Outputs are ``loss``, a scalar; ``gradient_norm`` with ``clip_norm`` (0 in the runs of ``accumulate`` that do not update); what
+    ``output_names`` names; and ``<input>.next``.
     Frozen parameters are constants. Trainable ones that the loss does not depend on stay as they are, as in eager.
 
     Args:
@@ -173,7 +174,7 @@ def export_training_step(
         clip_norm: Scale the gradients so that their 2-norm, all together, is at most this, as torch.nn.utils.clip_grad_norm_.
         clip_value: Clip each number of the gradients to plus or minus this, as torch.nn.utils.clip_grad_value_. It comes before
             ``clip_norm``.
-        accumulate: Update once in so many runs, by the mean of their gradients.
+        accumulate: Update once in so many runs, by the mean of their gradients. The learning rate of the run that updates counts.
         ema: Keep an average of each parameter as ``state.<key>.ema``. At an update it becomes ``ema`` times itself plus
             ``1 - ema`` times the new parameter. It starts as the parameter.
         precision: "float16" or "bfloat16": compute as under torch.autocast; parameters keep their dtype. The loss is scaled, and

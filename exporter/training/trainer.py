@@ -19,14 +19,14 @@ from exporter.errors import short
 from exporter.files.program import Program
 from exporter.files.read import open_model
 from exporter.files.save import saving
-from exporter.files.trained import EVALUATION, EVALUATION_LOSS, INITIAL, TRAINING, average_of, listed, saved_bytes
+from exporter.files.trained import EVALUATION, EVALUATION_LOSS, INITIAL, TRAINING, average_of, check_same_state, listed, saved_values
 from exporter.runtime.accelerate import Update
 from exporter.runtime.changed import say_changed
 from exporter.runtime.session import open_session, step_sessions
 from exporter.runtime.shared_sizes import check_shared
 from exporter.runtime.tensors import Runner, tensor, to_array, to_tensor
 from exporter.training.artifacts import with_state_inputs, without_loss
-from exporter.training.settings import Settings
+from exporter.training.settings import Settings, check_finite
 from exporter.training.step import TrainingStep
 from symbolics import torch_private as private
 from symbolics.errors import ArgumentError, FormatError, RunError
@@ -49,7 +49,8 @@ class Trainer:
 
     Attributes:
         layout: Which input and output of the step is what.
-        outputs: The other outputs of the last step, by name: outputs of the model, ``gradient_norm``.
+        outputs: The other outputs of the last step, by name: outputs of the model, ``gradient_norm`` (with ``accumulate`` it is 0 in
+            the runs that do not update).
 
     Examples:
         >>> trainer = exporter.Trainer(step, evaluation)  # or exporter.Trainer.load("artifacts")
@@ -234,7 +235,7 @@ class Trainer:
 
         Raises:
             ArgumentError: The batch lacks an input, has one that the step does not have, or one of another dtype; or two inputs differ
-                in a size that they share.
+                in a size that they share; or a learning rate or weight decay is NaN or infinite.
             RunError: onnxruntime refuses a shape. What a Function raises comes out as it was.
         """
         with self._turn("step"):
@@ -250,7 +251,10 @@ class Trainer:
                 self._busy = ""
 
     def _step(self, batch: Mapping[str, Any]) -> float:
-        given = {**self._state, **_fitting(batch, self._main, self._needed, self._known)}
+        fed = _fitting(batch, self._main, self._needed, self._known)
+        for name in fed.keys() - self._needed:
+            check_finite(name, fed[name])
+        given = {**self._state, **fed}
         results, handles = self._main.run_owning([given[name] for name in self._main.inputs])
         self._main.session.store.free_all(handles)
         found = dict(zip(self._main.names, self._main.tensors(results, range(len(self._main.names))), strict=True))
@@ -379,20 +383,11 @@ class Trainer:
             ArgumentError: It is damaged, or the state of another model or optimizer.
             FormatError: The file cannot be read.
         """
-        saved = saved_bytes(saved, "restore")
+        values = saved_values(saved, "restore", damaged=ArgumentError)
         with self._turn("restore"):
-            head = self._head()
-            size = len(head) + sum(value.nbytes for value in self._state.values())
-            if saved[: len(head)] != head or len(saved) != size:
-                raise ArgumentError(
-                    "what was saved is the state of another model or optimizer, or it is cut off: restore what save() of this step gave"
-                )
-            at, values = len(head), {}
-            for name, value in self._state.items():
-                part = torch.frombuffer(bytearray(saved[at : at + value.nbytes]), dtype=value.dtype) if value.nbytes else value
-                values[name] = part.view(value.shape)
-                at += value.nbytes
-            self._state.update(values)
+            own = {name: (to_array(value.new_empty(0)).dtype, value.shape) for name, value in self._state.items()}
+            check_same_state(values, own, "this trainer")
+            self._state.update((name, to_tensor(values[name])) for name in own)
             if self._settings is not None:
                 self._settings.read(self._state)
 

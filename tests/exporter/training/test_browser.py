@@ -101,7 +101,8 @@ import * as ort from "/ort/ort.wasm.bundle.min.mjs";
 import { Trainer } from "/pythonop.mjs";
 ort.env.wasm.numThreads = 1;
 try {
-  const externalData = [{ path: "NAME", data: new Uint8Array(await (await fetch("/artifacts/NAME")).arrayBuffer()) }];
+  const fetched = async (path) => ({ path, data: new Uint8Array(await (await fetch(`/artifacts/${path}`)).arrayBuffer()) });
+  const externalData = await Promise.all(NAMES.map(fetched));
   const model = await Trainer.load(ort, new URL("/artifacts", location.origin).href, { externalData });
   const batch = (rows) => ({
     input: new ort.Tensor("float32", Float32Array.from({ length: 8 * rows }, (_, at) => Math.sin(at * rows)), [rows, 8]),
@@ -116,16 +117,17 @@ try {
 """
 
 
-def test_a_worker_trains_with_a_data_file_and_evaluates_meanwhile(tmp_path):
+def test_a_worker_trains_with_data_files_and_evaluates_meanwhile(tmp_path):
     """What the page says of Web Workers, of `externalData`, and of calls that wait for each other."""
     _needed()
     torch.manual_seed(0)
     x, target = torch.randn(8, 8), torch.randint(0, 3, (8,))
     folder = tmp_path / "artifacts"
-    model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Linear(64, 3))
+    model = torch.nn.Sequential(torch.nn.Linear(8, 64).requires_grad_(False), torch.nn.Linear(64, 3))
     artifacts(folder, model, (x, target), dynamic_shapes=({0: "batch"},), external_data=True)
-    (data,) = folder.glob("*.data")
-    (tmp_path / "worker.mjs").write_text(_WORKER.replace("NAME", data.name))
+    names = sorted(path.name for path in folder.glob("*.data"))
+    assert [name.partition(".onnx.")[0] for name in names] == ["eval", "initial", "training"], "one beside each model that has weights"
+    (tmp_path / "worker.mjs").write_text(_WORKER.replace("NAMES", json.dumps(names)))
     places = {
         "/ort": package("onnxruntime-web") / "dist", "/pythonop.mjs": HELPER, "/artifacts": folder, "/worker.mjs": tmp_path / "worker.mjs",
     }  # fmt: skip
@@ -170,25 +172,35 @@ const status = (pattern) => until(() => pattern.test(id("status")?.textContent ?
 _USED = (
     _FRAME
     + """const seen = () => ({ step: id("step").textContent, print: id("print").textContent, accuracy: parseFloat(id("accuracy").textContent) });
+const wrong = new Promise((_, fail) => setInterval(() => {
+  if (id("status")?.className === "wrong") fail(new Error(id("status").textContent));
+}, 20));
+const clicked = new Set(), buttons = () => [...frame.contentDocument.querySelectorAll("button[id]")].map(({ id }) => id);
+const count = () => frame.contentDocument.addEventListener("click", ({ target }) => clicked.add(target.closest("button")?.id));
 const steps = async (from, to) => { for (let at = from + 1; at <= to; at++) { id("once").click(); await status(new RegExp(`^Step ${at}\\\\.`)); } };
-(async () => {
-  await status(/^Paused at step 40/);
+const use = async () => {
+  await status(/^Paused at step 40/), count();
   const answer = { trained: seen(), titles: [...frame.contentDocument.querySelectorAll("h2")].map((title) => title.textContent) };
   id("save").click(), await status(/^Saved step 40/);
   await steps(40, 45), (answer.later = seen());
   frame.src = "/page/index.html", await new Promise((done) => frame.addEventListener("load", done, { once: true }));
-  await status(/^Ready/), (answer.again = seen());
+  await status(/^Ready/), (answer.again = seen()), count();
   id("resume").click(), await status(/^Back at step 40/), (answer.resumed = seen());
   await steps(40, 45), (answer.relived = seen());
   id("run").click(), await until(() => Number(id("step").textContent) > 60);
   id("run").click(), await status(/^Paused/), (answer.ran = seen());
   id("digits").children[3].click(), await until(() => id("digits").children[3].getAttribute("aria-pressed") === "true");
+  id("clear").click(), await until(() => id("digits").children[3].getAttribute("aria-pressed") === "false");
+  id("reset").click(), await status(/^At the start again/), (answer.over = seen());
+  id("once").click(), await status(/^Step 1\\./), (answer.first = seen());
+  answer.left = buttons().filter((name) => !clicked.has(name));
   const refused = new Promise((done) => frame.contentDocument.addEventListener("securitypolicyviolation", ({ blockedURI }) => done(blockedURI)));
   await frame.contentWindow.fetch("http://example.invalid/picture.png").catch(() => null);
   answer.refused = await Promise.race([refused, new Promise((done) => setTimeout(done, 5000, "nothing"))]);
   answer.unlabelled = [...frame.contentDocument.querySelectorAll("canvas:not([aria-label]):not(button canvas)")].length;
   tell(answer);
-})();
+};
+Promise.race([use(), wrong]);
 </script>"""
 )
 
@@ -205,6 +217,9 @@ def test_the_page_trains_saves_and_resumes(dynamo, tmp_path):
     assert seen["relived"] == seen["later"]
     assert len({seen[name]["print"] for name in ("trained", "later", "again", "ran")}) == 4
     assert seen["again"]["accuracy"] < 40 < seen["trained"]["accuracy"]
+    assert seen["over"] == seen["again"], "Start over is where the page began"
+    assert seen["first"]["step"] == "1"
+    assert seen["left"] == [], "every button is clicked"
     assert len(seen["titles"]) == 4
     assert seen["unlabelled"] == 0
     assert seen["refused"] == "http://example.invalid/picture.png", "the page may ask for files of its own folder alone"

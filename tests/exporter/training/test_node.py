@@ -332,6 +332,7 @@ def test_node_refuses_a_manifest_that_does_not_fit_its_files(tmp_path):
     for place in ("../initial.onnx", "..\\initial.onnx", str(tmp_path / "initial.onnx"), "%2e%2e/initial.onnx", "initial.onnx\0", "..", 3):
         refused("which is not beside it", files={**whole["files"], "initial": place})
     refused("no state", state=[])
+    refused("no file gives the loss other", loss="other")
     refused(r"no file has the state \\u\{1b\}\[31m\\u\{202e\}", state=[*whole["state"], {"name": "\x1b[31m\u202e", "next": weight["next"]}])
     refused("does not say what param.bias becomes", state=[weight, *others])
     refused("param.none", state=[*whole["state"], {"name": "param.none", "next": weight["next"]}])

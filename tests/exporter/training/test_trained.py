@@ -230,7 +230,14 @@ def _with(**entries):
     return _head(lambda described: [{**described[0], **entries}, *described[1:]])
 
 
+def _twice(saved):
+    head, _, rest = saved.partition(b"\n")
+    first = json.loads(head)[0]
+    return json.dumps([first, *json.loads(head)]).encode() + b"\n" + bytes(first["bytes"]) + rest
+
+
 DAMAGED = {
+    "a value twice": (_twice, "twice"),
     "empty": (lambda saved: b"", "names of its values"),
     "no line": (lambda saved: saved.replace(b"\n", b" "), "names of its values"),
     "text": (lambda saved: b"hello\nworld", "names of its values"),
@@ -255,6 +262,53 @@ def test_a_damaged_state_is_refused(kind, small):
     with pytest.raises((FormatError, ArgumentError), match=says) as caught:
         exporter.trained(folder, change(saved))
     assert len(str(caught.value).splitlines()) <= 6
+
+
+def test_the_state_of_another_training_is_refused_where_it_has_all_names_too(tmp_path):
+    """`trained` took what it needed of it, and a head that was trained beside one body stood on another."""
+    batch = _batches(1, (3,), 2)[0]
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    _folder(tmp_path / "all", model, batch, dynamo=False)
+    model[0].requires_grad_(False)
+    _folder(tmp_path / "head", model, batch, dynamo=False)
+    saved = {name: exporter.Trainer.load(tmp_path / name).save() for name in ("all", "head")}
+    with pytest.raises(
+        ArgumentError, match=r"another model or optimizer: it has param.0.weight, which \S*head has not. Give it to the folder"
+    ):
+        exporter.trained(tmp_path / "head", saved["all"])
+    with pytest.raises(ArgumentError, match=r"another model or optimizer: it lacks param.0.weight. Give it to the folder"):
+        exporter.trained(tmp_path / "all", saved["head"])
+    (tmp_path / "all.state").write_bytes(saved["all"])
+    told = subprocess.run(
+        [sys.executable, "-c", _COMMAND, "trained", tmp_path / "head", tmp_path / "all.state", "-o", tmp_path / "x.onnx"],
+        cwd=ROOT, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert told.returncode != 0 and "it has param.0.weight" in told.stderr and not (tmp_path / "x.onnx").exists()
+
+
+OWN = {
+    "plain": {},
+    "all": {"ema": 0.9, "accumulate": 2, "clip_norm": 1.0, "precision": "float16"},
+    "radam": {"optimizer": "radam"},
+    "webgpu": {"provider": "webgpu"},
+}
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_a_folder_takes_the_state_of_each_of_its_trainings(kind, tmp_path):
+    """With counts, seeds, averages and scales; what the step says of its state is what the manifest says, and what is saved."""
+    torch.manual_seed(0)
+    model, (x, y) = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.Linear(4, 2)), _batches(1, (3,), 2)[0]
+    options = {"optimizer": "adamw", **OWN[kind]}
+    provider = options.pop("provider", None)
+    step = export_training_step(model, (x,), loss=F.cross_entropy, targets=(y,), dynamo=False, **options)
+    manifest = write_artifacts(step, export_evaluation(model, (x,), dynamo=False), tmp_path, provider=provider)
+    trainer = exporter.Trainer.load(tmp_path)
+    trainer.step({"input": x, "target": y.int() if provider else y})
+    saved = trainer.save()
+    described = {entry["name"]: (entry["type"], entry["dims"]) for entry in json.loads(saved.partition(b"\n")[0])}
+    assert described == {each["name"]: (each["dtype"], each["shape"]) for each in (*manifest["state"], *manifest["hyperparameters"])}
+    exporter.trained(tmp_path, saved)
 
 
 def test_what_else_is_no_state(small, tmp_path):

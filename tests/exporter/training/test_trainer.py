@@ -217,9 +217,16 @@ def test_saved_and_restored(artifacts):
     assert head.decode().startswith('[{"name":"') and ": " not in head.decode()  # as JSON.stringify writes it
     assert [entry["name"] for entry in entries] == list(step.initial)
     assert sum(entry["bytes"] for entry in entries) == len(values)
-    for broken in (saved[:-1], saved + b"\0", b"", saved.replace(b"param.0", b"param.9", 1)):
+    other = saved.replace(b"param.0", b"param.9", 1)
+    kinds = {
+        saved[:-1]: "cut off at",
+        saved + b"\0": "1 bytes behind",
+        b"": "does not begin with",
+        other: "another model or optimizer: it lacks",
+    }
+    for broken, says in kinds.items():
         before = again.save()
-        with pytest.raises(ArgumentError, match="another model or optimizer"):
+        with pytest.raises(ArgumentError, match=says):
             again.restore(broken)
         assert again.save() == before
 

@@ -130,6 +130,24 @@ def test_a_seed_of_ones_own():
         given.step({"x": batches[0][0], "target": batches[0][1], "seed": 0.5})
 
 
+def test_a_rate_that_is_no_number_is_refused():
+    """It would destroy the parameters in one step; torch's optimizers refuse it as well."""
+    batches = batches_of(1, torch.float32)
+    trainer = exporter.Trainer(step_of(network(torch.float32), batches[0], dynamo=False))
+    names = (*trainer.layout.inputs, *trainer.layout.targets)
+    batch, before = dict(zip(names, batches[0], strict=True)), trainer.save()
+    for rate in (float("nan"), float("inf"), torch.tensor(float("nan"))):
+        with pytest.raises(ArgumentError, match="learning_rate is (nan|inf): give a finite number"):
+            trainer.step({**batch, "learning_rate": rate})
+    group = trainer.optimizer.param_groups[0]
+    rate, group["lr"] = group["lr"], float("nan")
+    with pytest.raises(ArgumentError, match="learning_rate is nan: give a finite number"):
+        trainer.step(batch)
+    group["lr"] = rate
+    assert trainer.save() == before
+    trainer.step(batch)
+
+
 def test_a_file_of_state_that_is_none(tmp_path):
     trainer = exporter.Trainer(step_of(network(torch.float32), batches_of(1, torch.float32)[0], dynamo=False))
     with pytest.raises(FormatError, match="cannot be read"):
