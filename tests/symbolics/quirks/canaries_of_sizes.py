@@ -76,3 +76,9 @@ def norms_without_weights():
     except torch.onnx.errors.SymbolicValueError:
         return True
     return False
+
+
+def antialias():
+    how = {"mode": "bilinear", "antialias": True, "align_corners": True}
+    x = torch.arange(80.0).sin().reshape(1, 1, 8, 10)
+    return differs(lambda x: torch.nn.functional.interpolate(x, size=(3, 12), **how), x)
