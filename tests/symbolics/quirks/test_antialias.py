@@ -15,7 +15,7 @@ RESIZES = {
     "factors of the sizes": lambda x: F.interpolate(x, scale_factor=0.4, mode="bilinear", antialias=True, recompute_scale_factor=True),
     "corners": lambda x: F.interpolate(x, size=(3, 12), mode="bilinear", antialias=True, align_corners=True),
     "one corner": lambda x: F.interpolate(x, size=(1, 1), mode="bicubic", antialias=True, align_corners=True),
-    "by the operator": lambda x: torch.ops.aten._upsample_bilinear2d_aa(x, [16, 20], False, 1.7, 0.9),
+    "by the operator": lambda x: torch.ops.aten._upsample_bilinear2d_aa(x, [16, 20], True),
 }
 
 
