@@ -85,6 +85,10 @@ def export_dynamo(current: Hook, original: Any, model: Any, args: Any, f: Any = 
             ):
                 # torch makes shapes of them, too, and fails at arguments that are no tensors.
                 options["dynamic_shapes"] = shapes_by_axes(model, *called, names, options.pop("dynamic_axes"))
+        names = options.get("input_names") or input_names(model, *called) or []
+        taken = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+        if any(name != name.lower() for name in names) and taken.isdisjoint(names):
+            options["input_names"] = names  # torch.export calls them in small letters
     opened = open_axes(model, *called, options.get("dynamic_shapes")) if isinstance(model, torch.nn.Module) else ()
     example = Example(args, options.get("kwargs"), opened, fakes=True)
     with surroundings(current, verbose), held_plainly(model):

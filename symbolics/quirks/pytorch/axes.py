@@ -15,7 +15,7 @@ __all__ = ["AXES", "QUIRK"]
 QUIRK = Quirk(
     upstream="torch",
     seen="2.13",
-    wrong="TorchScript writes a Transpose with the negative axes of permute and movedim; its squeeze takes no list of axes",
+    wrong="TorchScript writes a Transpose with the negative axes of permute and movedim; its squeeze takes no list of axes; its diagonal is an If with an empty tensor of float32",
 )
 
 
@@ -44,10 +44,34 @@ def _squeeze(original: Any, g: Any, x: Any, axes: Any = None) -> Any:
     return x
 
 
+def _diagonal(original: Any, g: Any, x: Any, offset: Any, dim1: Any, dim2: Any) -> Any:
+    """Every so many places of the two axes as one."""
+    numbers, rank = [private.torchscript_numbers(value) for value in (offset, dim1, dim2)], x.type().dim()
+    if None in numbers or rank is None or x.type().scalarType() in (None, "Float"):
+        return original(g, x, offset, dim1, dim2)
+    start, *pair = (number[0] for number in numbers)  # type: ignore[index]
+    pair = [axis % rank for axis in pair]
+    x = g.op("Transpose", x, perm_i=[*(axis for axis in range(rank) if axis not in pair), *pair])
+
+    def whole(*numbers: int) -> Any:
+        return g.op("Constant", value_t=torch.tensor(numbers))
+
+    x = g.op("Slice", x, whole(abs(start)), whole(2**62), whole(rank - 1 if start >= 0 else rank - 2))
+    shape = g.op("Shape", x)
+    rows, columns = (g.op("Gather", shape, g.op("Constant", value_t=torch.tensor(axis))) for axis in (rank - 2, rank - 1))
+    length, step = g.op("Min", rows, columns), g.op("Add", columns, g.op("Constant", value_t=torch.tensor(1)))
+    zero, one = (g.op("Constant", value_t=torch.tensor(number)) for number in (0, 1))
+    places = g.op("Mul", g.op("Range", zero, length, one), step)
+    outer = g.op("Slice", shape, whole(0), whole(rank - 2), whole(0))
+    flat = g.op("Reshape", x, g.op("Concat", outer, g.op("Mul", g.op("Unsqueeze", rows, whole(0)), columns), axis_i=0))
+    return g.op("Gather", flat, places, axis_i=rank - 2)
+
+
 #: In place of the symbolic functions of torch.onnx.export(dynamo=False).
 AXES: dict[str, Callable[..., Any]] = {
     "aten::permute": _permute,
     "aten::movedim": _movedim,
     "aten::moveaxis": _movedim,
     "aten::squeeze": _squeeze,
+    "aten::diagonal": _diagonal,
 }

@@ -29,6 +29,7 @@ _WHOLE = (
     "Mul",
     "Div",
     "Mod",
+    "Pow",
     "Neg",
     "Abs",
     "Max",

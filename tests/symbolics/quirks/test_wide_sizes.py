@@ -26,6 +26,7 @@ FORMS = {
     "negative": lambda x, n: x * -(n**0.5) + (1 - 1 / n) * x,
     "a number beside": lambda x, n: x * 0.1 / n**0.5 + 0.3,
     "elements": lambda x, n: x / x.numel() ** 0.5,
+    "square": lambda x, n: x / (1 / n**2),
     "tensor": lambda x, n: x * torch.tensor(n**0.5, dtype=x.dtype),
     "tensor in float32": lambda x, n: x * torch.tensor(n**0.5),
     "tensor of a whole": lambda x, n: x * torch.tensor(n) ** 0.5,
