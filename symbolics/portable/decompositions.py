@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from symbolics.quirks.rewriting import HALVES
+
 __all__ = ["DECOMPOSITIONS"]
 
 aten = torch.ops.aten
@@ -104,8 +106,56 @@ def _diagonal_backward(g: torch.Tensor, sizes: Sequence[int], offset: int, dim1:
     return _diagonal_scatter(torch.zeros(list(sizes), dtype=g.dtype, device=g.device), g, offset, dim1, dim2)
 
 
+def _batch_norm_in_training(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, mean: torch.Tensor | None, var: torch.Tensor | None,
+    training: bool, momentum: float, eps: float,
+) -> _Tensors:  # fmt: skip
+    """By the statistics of the batch: (y, their mean, their 1/std, new running mean, new running variance); the last two None without old ones.
+
+    All of it is a function of x: as a node of ONNX (BatchNormalization in training mode) the statistics would be none to a second derivative.
+    """
+    if not training:
+        return NotImplemented
+    axes, kind = [0, *range(2, x.dim())], torch.float32 if x.dtype in HALVES else x.dtype
+    of_channels = [1, x.shape[1], *[1] * (x.dim() - 2)]
+    values = x.to(kind)
+    centre = values.mean(axes, keepdim=True)
+    centred = values - centre
+    spread = (centred * centred).mean(axes, keepdim=True)
+    rstd = (spread + eps).rsqrt()
+    y = centred * rstd
+    if weight is not None:
+        y = y * weight.to(kind).reshape(of_channels)
+    if bias is not None:
+        y = y + bias.to(kind).reshape(of_channels)
+    centre, spread, rstd = (value.reshape(x.shape[1:2]) for value in (centre, spread, rstd))
+    given = next((t.dtype for t in (weight, mean) if t is not None), x.dtype)
+    new_mean = new_var = None
+    if mean is not None and var is not None:
+        count = x.numel() // x.shape[1]
+        new_mean = (mean.to(kind) * (1 - momentum) + centre * momentum).to(mean.dtype)
+        new_var = (var.to(kind) * (1 - momentum) + spread * (count / (count - 1)) * momentum).to(var.dtype)  # the unbiased one
+    return y.to(x.dtype), centre.to(given), rstd.to(given), new_mean, new_var
+
+
+def _batch_norm_of_the_batch(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, training: bool, momentum: float, eps: float
+) -> _Tensors:
+    return _batch_norm_in_training(x, weight, bias, None, None, True, momentum, eps)[:3]
+
+
+def _batch_norm_with_update(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, mean: torch.Tensor, var: torch.Tensor, momentum: float, eps: float
+) -> _Tensors:
+    y, centre, rstd, *new = _batch_norm_in_training(x, weight, bias, mean, var, True, momentum, eps)
+    return y, centre, rstd, torch.zeros([0], dtype=torch.uint8), *new  # what cuDNN alone reserves
+
+
 #: operator -> what it is made of; beside torch's own table.
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+    aten._batch_norm_with_update_functional.default: _batch_norm_with_update,
+    aten._native_batch_norm_legit.no_stats: _batch_norm_of_the_batch,
+    aten._native_batch_norm_legit_functional.default: _batch_norm_in_training,
     aten.convolution_backward.default: _convolution_backward,
     aten.avg_pool2d_backward.default: _avg_pool2d_backward,
     aten.diagonal_backward.default: _diagonal_backward,

@@ -122,7 +122,23 @@ def trace_to_aten(function: Callable[..., Any], values: Sequence[Any]) -> torch.
     """A function of tensors as a graph of ATen operators, what autograd does in it as well."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    return make_fx(function, tracing_mode="real", record_module_stack=False)(*values)
+    graph = make_fx(function, tracing_mode="real", record_module_stack=False)(*values)
+    for node in graph.graph.nodes:
+        if node.target is torch.ops.aten.native_batch_norm.default:
+            _say_what_batch_norm_writes(node)
+    return graph
+
+
+def _say_what_batch_norm_writes(node: torch.fx.Node) -> None:
+    """Call one of the operators that torch is to have in place of ``native_batch_norm``: its schema is silent on the statistics that it writes."""
+    aten = torch.ops.aten
+    x, weight, bias, mean, var, training, momentum, eps = node.args
+    if not training:
+        node.target, node.args = aten._native_batch_norm_legit_no_training.default, (x, weight, bias, mean, var, momentum, eps)
+    elif mean is None:
+        node.target, node.args = aten._native_batch_norm_legit.no_stats, (x, weight, bias, training, momentum, eps)
+    else:
+        node.target = aten._native_batch_norm_legit.default
 
 
 def traced_nodes() -> frozenset[str]:
