@@ -218,7 +218,10 @@ class _Made:
             except ValueError as error:
                 raise Untraceable(str(error)) from error
         stem = re.sub(r"\W+", "_", record.call.name)
-        functions = functions_of(translated, joint, stem, record.call.name)
+        try:
+            functions = functions_of(translated, joint, stem, record.call.name)
+        except ValueError as error:  # values that no list of what is kept has
+            raise Untraceable(f"its forward and its backward cannot be parted into two functions of the file ({cause(error)})") from error
         text = b"".join(ir.to_proto(f).SerializeToString(deterministic=True) for f in functions)
         if text in self.texts:
             return self.texts[text]

@@ -7,6 +7,7 @@ import functools
 import itertools
 import logging
 import math
+import operator
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -32,11 +33,13 @@ __all__ = [
     "quiet_trial",
     "refusals_watched",
     "same_size",
+    "shared_values",
     "symbolic_size",
     "trace_to_aten",
     "traced_nodes",
     "translator_of",
     "written_arguments",
+    "written_values",
 ]
 
 
@@ -201,6 +204,26 @@ def written_arguments(target: Any) -> list[int]:
     if not isinstance(target, torch._ops.OpOverload):
         return []
     return [i for i, argument in enumerate(target._schema.arguments) if argument.alias_info is not None and argument.alias_info.is_write]
+
+
+def written_values(node: torch.fx.Node) -> list[Any]:
+    """What a node of a graph is given to change in place, by position or by name (``out=``)."""
+    return _given(node, written_arguments(node.target))
+
+
+def shared_values(node: torch.fx.Node) -> list[Any]:
+    """What the results of a node of a graph may share memory with: it is given that, and gives a view of it, or itself."""
+    target = node.target
+    if target in (operator.getitem, torch.ops.aten._unsafe_view.default):
+        return [node.args[0]]
+    if not isinstance(target, torch._ops.OpOverload):
+        return []
+    return _given(node, [i for i, argument in enumerate(target._schema.arguments) if argument.alias_info is not None])
+
+
+def _given(node: torch.fx.Node, places: list[int]) -> list[Any]:
+    names = [argument.name for argument in node.target._schema.arguments] if places else []  # type: ignore[union-attr]
+    return [node.args[i] if i < len(node.args) else node.kwargs.get(names[i]) for i in places]
 
 
 #: Where torch computes with symbolic sizes.
