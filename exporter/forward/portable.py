@@ -18,6 +18,7 @@ import sympy
 from exporter.files.program import PortableCall
 from exporter.forward.fold import fold
 from exporter.forward.older_opset import lower
+from exporter.forward.written import check_written
 from exporter.gradient_graph.conversion import OPSET
 from exporter.gradient_graph.inference import infer_shapes
 from symbolics import quirks, torch_private as private
@@ -217,6 +218,7 @@ class _Made:
                 lower(translated, opset)
             except ValueError as error:
                 raise Untraceable(str(error)) from error
+        check_written(translated, joint)
         stem = re.sub(r"\W+", "_", record.call.name)
         try:
             functions = functions_of(translated, joint, stem, record.call.name)
