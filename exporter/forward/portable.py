@@ -39,6 +39,7 @@ from symbolics.node.names import (
 from symbolics.node.patterns import Patterns
 from symbolics.portable.functions import functions_of, rename
 from symbolics.portable.joint import Untraceable, trace
+from symbolics.portable.reasons import untranslated
 from symbolics.text import cause
 from symbolics.users import warn
 
@@ -201,9 +202,7 @@ class _Made:
             try:
                 translated = translator.translate(joint.graph, max(opset, OPSET))
             except Exception as error:
-                raise Untraceable(
-                    f"torch.onnx cannot translate it ({cause(error)}): with other operators of torch's it is portable (docs/portable.md#make-a-function-portable)"
-                ) from error
+                raise Untraceable(untranslated(error, joint.graph, cause(error))) from error
         rename(translated, joint)
         quirks.give_digits(translated, joint.graph)
         quirks.apply(quirks.TRANSLATED, translated)

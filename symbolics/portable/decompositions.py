@@ -29,9 +29,7 @@ def _convolution_backward(
     if mask[0] and transposed:
         of_x = aten.convolution.default(g, w, None, stride, padding, dilation, False, [0] * len(axes), groups)
     elif mask[0]:
-        made = [(g.shape[a] - 1) * stride[a - 2] - 2 * padding[a - 2] + dilation[a - 2] * (w.shape[a] - 1) + 1 for a in axes]
-        rest = [x.shape[a] - size for a, size in zip(axes, made, strict=True)]
-        of_x = aten.convolution.default(g, w, None, stride, padding, dilation, True, rest, groups)
+        of_x = _transposed(g, w, x.shape[2:], stride, padding, dilation, groups)
     if mask[1]:
         outer, inner = (g, x) if transposed else (x, g)  # the one that is read by windows, the one that has one element a window
         parts = []
@@ -44,6 +42,29 @@ def _convolution_backward(
             parts.append(part)
         of_w = torch.cat(parts, 0)
     return of_x, of_w, g.sum([0, *axes]) if mask[2] else None
+
+
+def _transposed(
+    g: torch.Tensor, w: torch.Tensor, sizes: Sequence[Any], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
+) -> torch.Tensor:
+    """The transposed convolution that gives these sizes, of those that a strided one takes for equal.
+
+    ONNX has numbers alone for how much to add to the smallest. Of open sizes, all that one can be is computed, and some of it taken.
+    """
+    axes = range(len(sizes))
+    kernel = w.shape[2:]
+    least = [(g.shape[2 + i] - 1) * stride[i] - 2 * padding[i] + dilation[i] * (kernel[i] - 1) + 1 for i in axes]
+    rest = [size - smallest for size, smallest in zip(sizes, least, strict=True)]
+    if all(isinstance(number, int) for number in rest):
+        return aten.convolution.default(g, w, None, stride, padding, dilation, True, rest, groups)
+    nothing = [0] * len(sizes)
+    whole = aten.convolution.default(g, w, None, stride, nothing, dilation, True, nothing, groups)
+    behind = [max(stride[i] - 1 - padding[i], 0) for i in axes]  # where no window came to
+    if any(behind):
+        whole = torch.nn.functional.pad(whole, [amount for each in reversed(behind) for amount in (0, each)])
+    for i in axes:
+        whole = whole.narrow(2 + i, padding[i], sizes[i])
+    return whole
 
 
 def _max_pool2d_backward(
@@ -69,8 +90,7 @@ def _avg_pool2d_backward(
     padding = list(padding) * (3 - len(padding))
     channels = x.shape[1]
     window = torch.full((channels, 1, *kernel), 1 / (divisor or kernel[0] * kernel[1]), dtype=g.dtype, device=g.device)
-    rest = [x.shape[2 + i] - (g.shape[2 + i] - 1) * stride[i] + 2 * padding[i] - kernel[i] for i in (0, 1)]
-    return aten.convolution.default(g, window, None, stride, padding, [1, 1], True, rest, channels)
+    return _transposed(g, window, x.shape[2:], stride, padding, [1, 1], channels)
 
 
 def _frexp(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
