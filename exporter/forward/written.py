@@ -40,6 +40,7 @@ def check_written(model: ir.Model, joint: Joint) -> None:
     """
     if joint.example is None or importlib.util.find_spec("onnxruntime") is None:
         return
+    off: tuple[int, str, str] | None = None
     try:
         run = _session(model)
         for values in (joint.example, _beside(joint.example)):
@@ -49,8 +50,11 @@ def check_written(model: ir.Model, joint: Joint) -> None:
             off = _off(expected, found)
             if off is None:
                 return
-    except Exception:  # no kernel, a type that NumPy lacks, a view of what lies otherwise in memory: nothing that a file would be silent about
+    except (
+        Exception
+    ):  # no kernel, a type that NumPy lacks, a view of what lies otherwise in memory: nothing that a file would be silent about
         return
+    assert off is not None
     index, torchs, ours = off
     behind = joint.outputs + joint.kept
     name = f"output {index}" if index < joint.outputs else "what it keeps for its backward"

@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 
-from symbolics.quirks.rewriting import HALVES
-
 __all__ = ["DECOMPOSITIONS"]
 
 aten = torch.ops.aten
 _Tensors = tuple[torch.Tensor | None, ...]
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 def _convolution_backward(
@@ -45,7 +44,13 @@ def _convolution_backward(
 
 
 def _transposed(
-    g: torch.Tensor, w: torch.Tensor, sizes: Sequence[Any], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
+    g: torch.Tensor,
+    w: torch.Tensor,
+    sizes: Sequence[Any],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
 ) -> torch.Tensor:
     """The transposed convolution that gives these sizes, of those that a strided one takes for equal.
 
@@ -136,7 +141,7 @@ def _batch_norm_in_training(
     """
     if not training:
         return NotImplemented
-    axes, kind = [0, *range(2, x.dim())], torch.float32 if x.dtype in HALVES else x.dtype
+    axes, kind = [0, *range(2, x.dim())], torch.float32 if x.dtype in _HALVES else x.dtype
     of_channels = [1, x.shape[1], *[1] * (x.dim() - 2)]
     values = x.to(kind)
     centre = values.mean(axes, keepdim=True)
@@ -165,7 +170,13 @@ def _batch_norm_of_the_batch(
 
 
 def _batch_norm_with_update(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, mean: torch.Tensor, var: torch.Tensor, momentum: float, eps: float
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    var: torch.Tensor,
+    momentum: float,
+    eps: float,
 ) -> _Tensors:
     y, centre, rstd, *new = _batch_norm_in_training(x, weight, bias, mean, var, True, momentum, eps)
     return y, centre, rstd, torch.zeros([0], dtype=torch.uint8), *new  # what cuDNN alone reserves

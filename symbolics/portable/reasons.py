@@ -116,7 +116,9 @@ def untranslated(error: BaseException, graph: torch.fx.GraphModule, what: str) -
     found = _NODE.search(str(error))
     node = next((each for each in graph.graph.nodes if found is not None and each.name == found[1]), None)
     operator = _OPERATOR.search(str(error))
-    if node is not None and any(isinstance(read.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool)) for read in node.all_input_nodes):
+    if node is not None and any(
+        isinstance(read.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool)) for read in node.all_input_nodes
+    ):
         name = str(node.target)
     else:
         name = operator[1] if operator is not None else ""

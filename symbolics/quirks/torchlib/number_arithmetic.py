@@ -8,7 +8,6 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-
 from onnxscript.function_libs.torch_lib.ops.core import aten_mul_scalar as torchlibs_product
 
 from symbolics.quirks.opset import constant, number, op

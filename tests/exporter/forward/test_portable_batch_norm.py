@@ -35,7 +35,9 @@ SPELLINGS = {
     "no_stats": lambda x, w, b: aten._native_batch_norm_legit.no_stats(x, w, b, True, 0.1, 1e-5)[0],
     "functional": lambda x, w, b: aten._native_batch_norm_legit_functional(x, w, b, *fresh(x), True, 0.1, 1e-5)[0],
     "with_update": lambda x, w, b: aten._batch_norm_with_update(x, w, b, *fresh(x), 0.1, 1e-5)[0],
-    "statistics of the batch": lambda x, w, b: sum(t[:, None, None] for t in torch.native_batch_norm(x, w, b, *fresh(x), True, 0.1, 1e-5)[1:]) * x,
+    "statistics of the batch": lambda x, w, b: (
+        sum(t[:, None, None] for t in torch.native_batch_norm(x, w, b, *fresh(x), True, 0.1, 1e-5)[1:]) * x
+    ),
     "read after": read_after,
 }
 

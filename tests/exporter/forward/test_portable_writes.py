@@ -102,7 +102,9 @@ def test_what_forward_has_saved_and_backward_changes(name, dynamo):
 
     model = nn.Linear(4, 4, bias=False)
     model.forward = lambda x: Overwrites.apply(x * 2.0, model.weight)
-    with pytest.warns(PythonopWarning, match="stays a PythonOp, and the file needs Python: its backward changes a tensor that its forward has saved"):
+    with pytest.warns(
+        PythonopWarning, match="stays a PythonOp, and the file needs Python: its backward changes a tensor that its forward has saved"
+    ):
         program = exporter.export(model, (torch.randn(4, 4),), dynamo=dynamo, portable=True)
     assert [call.kind for call in program.portable] == ["PythonOp"]
 
@@ -113,7 +115,9 @@ def test_what_cannot_be_parted_stays_a_PythonOp(monkeypatch, dynamo):
         raise ValueError("the subgraph is not properly bounded")
 
     monkeypatch.setattr(portable, "functions_of", unbounded)
-    program = exporter.export(Calls(lambda x: OfDiagonal.apply(x * 2.0)), (torch.randn(4, 5, requires_grad=True),), dynamo=dynamo, portable=True)
+    program = exporter.export(
+        Calls(lambda x: OfDiagonal.apply(x * 2.0)), (torch.randn(4, 5, requires_grad=True),), dynamo=dynamo, portable=True
+    )
     (call,) = program.portable
     assert (call.kind, call.reason) == (
         "PythonOp",
