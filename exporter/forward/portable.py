@@ -18,6 +18,7 @@ import sympy
 from exporter.files.program import PortableCall
 from exporter.forward.fold import fold
 from exporter.forward.older_opset import lower
+from exporter.forward.written import check_written
 from exporter.gradient_graph.conversion import OPSET
 from exporter.gradient_graph.inference import infer_shapes
 from symbolics import quirks, torch_private as private
@@ -38,6 +39,7 @@ from symbolics.node.names import (
 from symbolics.node.patterns import Patterns
 from symbolics.portable.functions import functions_of, rename
 from symbolics.portable.joint import Untraceable, trace
+from symbolics.portable.reasons import untranslated
 from symbolics.text import cause
 from symbolics.users import warn
 
@@ -200,9 +202,7 @@ class _Made:
             try:
                 translated = translator.translate(joint.graph, max(opset, OPSET))
             except Exception as error:
-                raise Untraceable(
-                    f"torch.onnx cannot translate it ({cause(error)}): with other operators of torch's it is portable (docs/portable.md#make-a-function-portable)"
-                ) from error
+                raise Untraceable(untranslated(error, joint.graph, cause(error))) from error
         rename(translated, joint)
         quirks.give_digits(translated, joint.graph)
         quirks.apply(quirks.TRANSLATED, translated)
@@ -217,8 +217,12 @@ class _Made:
                 lower(translated, opset)
             except ValueError as error:
                 raise Untraceable(str(error)) from error
+        check_written(translated, joint)
         stem = re.sub(r"\W+", "_", record.call.name)
-        functions = functions_of(translated, joint, stem, record.call.name)
+        try:
+            functions = functions_of(translated, joint, stem, record.call.name)
+        except ValueError as error:  # values that no list of what is kept has
+            raise Untraceable(f"its forward and its backward cannot be parted into two functions of the file ({cause(error)})") from error
         text = b"".join(ir.to_proto(f).SerializeToString(deterministic=True) for f in functions)
         if text in self.texts:
             return self.texts[text]

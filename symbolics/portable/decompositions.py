@@ -11,6 +11,7 @@ __all__ = ["DECOMPOSITIONS"]
 
 aten = torch.ops.aten
 _Tensors = tuple[torch.Tensor | None, ...]
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 def _convolution_backward(
@@ -27,9 +28,7 @@ def _convolution_backward(
     if mask[0] and transposed:
         of_x = aten.convolution.default(g, w, None, stride, padding, dilation, False, [0] * len(axes), groups)
     elif mask[0]:
-        made = [(g.shape[a] - 1) * stride[a - 2] - 2 * padding[a - 2] + dilation[a - 2] * (w.shape[a] - 1) + 1 for a in axes]
-        rest = [x.shape[a] - size for a, size in zip(axes, made, strict=True)]
-        of_x = aten.convolution.default(g, w, None, stride, padding, dilation, True, rest, groups)
+        of_x = _transposed(g, w, x.shape[2:], stride, padding, dilation, groups)
     if mask[1]:
         outer, inner = (g, x) if transposed else (x, g)  # the one that is read by windows, the one that has one element a window
         parts = []
@@ -42,6 +41,35 @@ def _convolution_backward(
             parts.append(part)
         of_w = torch.cat(parts, 0)
     return of_x, of_w, g.sum([0, *axes]) if mask[2] else None
+
+
+def _transposed(
+    g: torch.Tensor,
+    w: torch.Tensor,
+    sizes: Sequence[Any],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> torch.Tensor:
+    """The transposed convolution that gives these sizes, of those that a strided one takes for equal.
+
+    ONNX has numbers alone for how much to add to the smallest. Of open sizes, all that one can be is computed, and some of it taken.
+    """
+    axes = range(len(sizes))
+    kernel = w.shape[2:]
+    least = [(g.shape[2 + i] - 1) * stride[i] - 2 * padding[i] + dilation[i] * (kernel[i] - 1) + 1 for i in axes]
+    rest = [size - smallest for size, smallest in zip(sizes, least, strict=True)]
+    if all(isinstance(number, int) for number in rest):
+        return aten.convolution.default(g, w, None, stride, padding, dilation, True, rest, groups)
+    nothing = [0] * len(sizes)
+    whole = aten.convolution.default(g, w, None, stride, nothing, dilation, True, nothing, groups)
+    behind = [max(stride[i] - 1 - padding[i], 0) for i in axes]  # where no window came to
+    if any(behind):
+        whole = torch.nn.functional.pad(whole, [amount for each in reversed(behind) for amount in (0, each)])
+    for i in axes:
+        whole = whole.narrow(2 + i, padding[i], sizes[i])
+    return whole
 
 
 def _max_pool2d_backward(
@@ -67,8 +95,7 @@ def _avg_pool2d_backward(
     padding = list(padding) * (3 - len(padding))
     channels = x.shape[1]
     window = torch.full((channels, 1, *kernel), 1 / (divisor or kernel[0] * kernel[1]), dtype=g.dtype, device=g.device)
-    rest = [x.shape[2 + i] - (g.shape[2 + i] - 1) * stride[i] + 2 * padding[i] - kernel[i] for i in (0, 1)]
-    return aten.convolution.default(g, window, None, stride, padding, [1, 1], True, rest, channels)
+    return _transposed(g, window, x.shape[2:], stride, padding, [1, 1], channels)
 
 
 def _frexp(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -104,8 +131,62 @@ def _diagonal_backward(g: torch.Tensor, sizes: Sequence[int], offset: int, dim1:
     return _diagonal_scatter(torch.zeros(list(sizes), dtype=g.dtype, device=g.device), g, offset, dim1, dim2)
 
 
+def _batch_norm_in_training(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, mean: torch.Tensor | None, var: torch.Tensor | None,
+    training: bool, momentum: float, eps: float,
+) -> _Tensors:  # fmt: skip
+    """By the statistics of the batch: (y, their mean, their 1/std, new running mean, new running variance); the last two None without old ones.
+
+    All of it is a function of x: as a node of ONNX (BatchNormalization in training mode) the statistics would be none to a second derivative.
+    """
+    if not training:
+        return NotImplemented
+    axes, kind = [0, *range(2, x.dim())], torch.float32 if x.dtype in _HALVES else x.dtype
+    of_channels = [1, x.shape[1], *[1] * (x.dim() - 2)]
+    values = x.to(kind)
+    centre = values.mean(axes, keepdim=True)
+    centred = values - centre
+    spread = (centred * centred).mean(axes, keepdim=True)
+    rstd = (spread + eps).rsqrt()
+    y = centred * rstd
+    if weight is not None:
+        y = y * weight.to(kind).reshape(of_channels)
+    if bias is not None:
+        y = y + bias.to(kind).reshape(of_channels)
+    centre, spread, rstd = (value.reshape(x.shape[1:2]) for value in (centre, spread, rstd))
+    given = next((t.dtype for t in (weight, mean) if t is not None), x.dtype)
+    new_mean = new_var = None
+    if mean is not None and var is not None:
+        count = x.numel() // x.shape[1]
+        new_mean = (mean.to(kind) * (1 - momentum) + centre * momentum).to(mean.dtype)
+        new_var = (var.to(kind) * (1 - momentum) + spread * (count / (count - 1)) * momentum).to(var.dtype)  # the unbiased one
+    return y.to(x.dtype), centre.to(given), rstd.to(given), new_mean, new_var
+
+
+def _batch_norm_of_the_batch(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, training: bool, momentum: float, eps: float
+) -> _Tensors:
+    return _batch_norm_in_training(x, weight, bias, None, None, True, momentum, eps)[:3]
+
+
+def _batch_norm_with_update(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    var: torch.Tensor,
+    momentum: float,
+    eps: float,
+) -> _Tensors:
+    y, centre, rstd, *new = _batch_norm_in_training(x, weight, bias, mean, var, True, momentum, eps)
+    return y, centre, rstd, torch.zeros([0], dtype=torch.uint8), *new  # what cuDNN alone reserves
+
+
 #: operator -> what it is made of; beside torch's own table.
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+    aten._batch_norm_with_update_functional.default: _batch_norm_with_update,
+    aten._native_batch_norm_legit.no_stats: _batch_norm_of_the_batch,
+    aten._native_batch_norm_legit_functional.default: _batch_norm_in_training,
     aten.convolution_backward.default: _convolution_backward,
     aten.avg_pool2d_backward.default: _avg_pool2d_backward,
     aten.diagonal_backward.default: _diagonal_backward,

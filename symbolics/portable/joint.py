@@ -55,6 +55,7 @@ class Joint:
         gradients: The inputs that backward has a gradient for, by number.
         once: Whether backward must not be differentiated again (``once_differentiable``).
         constants: Tensors that the code makes of numbers.
+        example: Values of the inputs, then of the cotangents, that it was run on; None where none were known.
     """
 
     graph: torch.fx.GraphModule
@@ -65,6 +66,7 @@ class Joint:
     gradients: list[int]
     once: bool
     constants: list[torch.Tensor]
+    example: list[Any] | None = None
 
 
 def trace(record: Record, used: Sequence[bool], decompositions: dict[Any, Any]) -> Joint:
@@ -216,7 +218,8 @@ class _Trace:
         check_caught(self.raised, eager, self.reason)
         if eager is not None:
             check_graph(eager, lambda *values: functional(*values, *constants), len(outputs), gradients)
-        return Joint(functional, len(self.inputs), len(outputs), differentiated, kept, gradients, once, constants)
+        example = None if eager is None else [*eager.inputs, *eager.cotangents]
+        return Joint(functional, len(self.inputs), len(outputs), differentiated, kept, gradients, once, constants, example)
 
     def check_second(self, differentiated: Sequence[int], targets: Sequence[torch.Tensor]) -> bool:
         """Refuse a backward whose own derivative is that of another Function or operator: a graph has what that one computes, and not its backward.

@@ -46,11 +46,10 @@ def keep(traced: torch.fx.GraphModule, names: frozenset[str], outputs: int) -> i
     for node in nodes[:-1]:
         if node in forward:
             continue
-        changes = changed_by(node)
+        if any(_is_inner(value, forward) for value in changed_by(node)):
+            raise ValueError(f"its backward changes a tensor that its forward has saved ({node.target})")
         for read in node.all_input_nodes:
             value = _source(read)
-            if value in forward and value.op == "call_function" and value in changes:
-                raise ValueError(f"its backward changes a tensor that its forward has saved ({node.target})")
             while _is_inner(value, forward) and value not in known and value.target in _VIEWS:
                 value = _source(value.args[0])
             if _is_inner(value, forward) and value not in known and isinstance(value.meta.get("val"), torch.Tensor):
@@ -61,9 +60,16 @@ def keep(traced: torch.fx.GraphModule, names: frozenset[str], outputs: int) -> i
 
 
 def changed_by(node: torch.fx.Node) -> set[Any]:
-    """The values that an operator changes in place."""
-    written = [node.args[i] for i in private.written_arguments(node.target) if i < len(node.args)]
-    return {_source(value) for value in written if isinstance(value, torch.fx.Node)}
+    """The values that an operator changes in place: those that it is given, and what these are views of."""
+    todo, changed = private.written_values(node), set[Any]()
+    while todo:
+        value = todo.pop()
+        if isinstance(value, (list, tuple)):
+            todo += value
+        elif isinstance(value, torch.fx.Node) and value not in changed:
+            changed.add(value)
+            todo += private.shared_values(value)
+    return changed
 
 
 def _is_inner(node: Any, forward: set[Any]) -> bool:

@@ -7,11 +7,17 @@ import sys
 from types import FrameType
 from typing import Any
 
+import torch
+
 from symbolics import torch_private as private
 from symbolics.portable.sizes import Sizes
 from symbolics.users import is_users
 
-__all__ = ["Lines", "reason"]
+__all__ = ["Lines", "reason", "untranslated"]
+
+#: Of torch.onnx: the node that it could not translate, and the operator that takes no such number.
+_NODE = re.compile(r"translating node %(\w+)")
+_OPERATOR = re.compile(r"compatible OpOverload for ([\w.]+).*Unable to cast \w+\(.* to Tensor", re.DOTALL)
 
 #: Of a tracer that meets control flow as an operator.
 _NO_RULE = re.compile(r"no rule registered for HigherOrderOperator (\w+)")
@@ -97,6 +103,31 @@ def reason(error: BaseException, sizes: Sizes, lines: Lines) -> str:
             "operators (torch.cat, products and sums), or give the axis a fixed size"
         )
     return f"on tensors without values it raises {type(error).__name__}{': ' if text else ''}{sizes.said(text)[:200]} (in {where}){_way_out(text)}"
+
+
+def untranslated(error: BaseException, graph: torch.fx.GraphModule, what: str) -> str:
+    """Why torch.onnx does not translate a graph, in one line.
+
+    Args:
+        error: What it raised.
+        graph: What it was given.
+        what: The cause, in words.
+    """
+    found = _NODE.search(str(error))
+    node = next((each for each in graph.graph.nodes if found is not None and each.name == found[1]), None)
+    operator = _OPERATOR.search(str(error))
+    if node is not None and any(
+        isinstance(read.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool)) for read in node.all_input_nodes
+    ):
+        name = str(node.target)
+    else:
+        name = operator[1] if operator is not None else ""
+    if name:
+        return (
+            f"torch.onnx translates {name} for numbers alone, and one of its arguments is computed from an open size: give that axis a fixed size "
+            "(leave it out of dynamic_shapes), or make a product or a sum with the size of it (docs/portable.md#make-a-function-portable)"
+        )
+    return f"torch.onnx cannot translate it ({what}): with other operators of torch's it is portable (docs/portable.md#make-a-function-portable)"
 
 
 def _way_out(text: str) -> str:

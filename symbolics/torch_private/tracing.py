@@ -7,6 +7,7 @@ import functools
 import itertools
 import logging
 import math
+import operator
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -32,11 +33,13 @@ __all__ = [
     "quiet_trial",
     "refusals_watched",
     "same_size",
+    "shared_values",
     "symbolic_size",
     "trace_to_aten",
     "traced_nodes",
     "translator_of",
     "written_arguments",
+    "written_values",
 ]
 
 
@@ -122,7 +125,23 @@ def trace_to_aten(function: Callable[..., Any], values: Sequence[Any]) -> torch.
     """A function of tensors as a graph of ATen operators, what autograd does in it as well."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    return make_fx(function, tracing_mode="real", record_module_stack=False)(*values)
+    graph = make_fx(function, tracing_mode="real", record_module_stack=False)(*values)
+    for node in graph.graph.nodes:
+        if node.target is torch.ops.aten.native_batch_norm.default:
+            _say_what_batch_norm_writes(node)
+    return graph
+
+
+def _say_what_batch_norm_writes(node: torch.fx.Node) -> None:
+    """Call one of the operators that torch is to have in place of ``native_batch_norm``: its schema is silent on the statistics that it writes."""
+    aten = torch.ops.aten
+    x, weight, bias, mean, var, training, momentum, eps = node.args
+    if not training:
+        node.target, node.args = aten._native_batch_norm_legit_no_training.default, (x, weight, bias, mean, var, momentum, eps)
+    elif mean is None:
+        node.target, node.args = aten._native_batch_norm_legit.no_stats, (x, weight, bias, training, momentum, eps)
+    else:
+        node.target = aten._native_batch_norm_legit.default
 
 
 def traced_nodes() -> frozenset[str]:
@@ -185,6 +204,26 @@ def written_arguments(target: Any) -> list[int]:
     if not isinstance(target, torch._ops.OpOverload):
         return []
     return [i for i, argument in enumerate(target._schema.arguments) if argument.alias_info is not None and argument.alias_info.is_write]
+
+
+def written_values(node: torch.fx.Node) -> list[Any]:
+    """What a node of a graph is given to change in place, by position or by name (``out=``)."""
+    return _given(node, written_arguments(node.target))
+
+
+def shared_values(node: torch.fx.Node) -> list[Any]:
+    """What the results of a node of a graph may share memory with: it is given that, and gives a view of it, or itself."""
+    target = node.target
+    if target in (operator.getitem, torch.ops.aten._unsafe_view.default):
+        return [node.args[0]]
+    if not isinstance(target, torch._ops.OpOverload):
+        return []
+    return _given(node, [i for i, argument in enumerate(target._schema.arguments) if argument.alias_info is not None])
+
+
+def _given(node: torch.fx.Node, places: list[int]) -> list[Any]:
+    names = [argument.name for argument in node.target._schema.arguments] if places else []  # type: ignore[union-attr]
+    return [node.args[i] if i < len(node.args) else node.kwargs.get(names[i]) for i in places]
 
 
 #: Where torch computes with symbolic sizes.

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import onnx_ir as ir
+import torch
+from onnxscript.function_libs.torch_lib.ops.core import aten_mul_scalar as torchlibs_product
 
-from symbolics.quirks.opset import constant, op
+from symbolics.quirks.opset import constant, number, op
 from symbolics.quirks.quirk import Quirk
 
 __all__ = ["QUIRK", "in_floats", "number_arithmetic"]
@@ -16,7 +18,8 @@ __all__ = ["QUIRK", "in_floats", "number_arithmetic"]
 QUIRK = Quirk(
     upstream="onnxscript's torchlib",
     seen="0.7.2",
-    wrong="a float that meets an open size is written in float32, so that its digits are gone where a tensor in float64 follows",
+    wrong="a float that meets an open size is written in float32, so that its digits are gone where a tensor in float64 follows; mul.Scalar by what is "
+    "computed from one is refused",
 )
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
@@ -37,9 +40,15 @@ def _computes(op_type: str, always: bool = False) -> Callable[..., Any]:
     return translation
 
 
+def _product(x: ir.Value, other: Any) -> Any:
+    """aten::mul.Scalar: the gradient of a variance has 2 / n."""
+    return op.Mul(x, number(other, x)) if isinstance(other, ir.Value) else torchlibs_product(x, other)
+
+
 def number_arithmetic() -> dict[Any, Callable[..., Any]]:
     """For the ``custom_translation_table``."""
     return {
+        torch.ops.aten.mul.Scalar: _product,
         operator.add: _computes("Add"),
         operator.sub: _computes("Sub"),
         operator.mul: _computes("Mul"),
