@@ -246,6 +246,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
     from symbolics.quirks.torchlib.number_arithmetic import number_arithmetic
     from symbolics.quirks.torchlib.powers import power, power_by_number
     from symbolics.quirks.torchlib.ranges import arange_end, arange_start, arange_step
+    from symbolics.quirks.torchlib.shifts import shifts
     from symbolics.quirks.torchlib.squeezes import squeeze
     from symbolics.quirks.torchlib.symbolic_sizes import symbolic_sizes
     from symbolics.quirks.torchlib.windows import windows
@@ -277,6 +278,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
         aten.squeeze.dim: squeeze,
         aten.squeeze.dims: squeeze,
         **number_arithmetic(),
+        **shifts(),
         **symbolic_sizes(),
         **windows(),
     }
