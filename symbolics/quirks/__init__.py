@@ -71,6 +71,7 @@ from symbolics.quirks.pytorch.padding import PADDING
 from symbolics.quirks.pytorch.places_of_numbers import PLACES
 from symbolics.quirks.pytorch.pools import POOLS
 from symbolics.quirks.pytorch.recurrent_kernels import kernels_looked_up_anew
+from symbolics.quirks.pytorch.remainders import REMAINDERS
 from symbolics.quirks.pytorch.repeats import REPEATS
 from symbolics.quirks.pytorch.rounding import ROUNDING
 from symbolics.quirks.pytorch.scalar_axes import scalar_axes
@@ -145,7 +146,7 @@ TRACED: tuple[Callable[[torch.nn.Module], AbstractContextManager[None]], ...] = 
 #: In place of a call that a model makes while it is traced: takes the function, its arguments and its keyword arguments.
 REWRITES: dict[Any, Rewrite] = {
     **DATA_GETTER, **CONJUGATES, **COPIES, **MIXED_NORMS, **BATCH_NORM, **INSTANCE_NORM, **OWN_BACKWARD, **ANGLES, **BAGS, **BINARY_CROSS_ENTROPY, **BOUNDS,
-    **DISTANCES, **DROPOUTS, **ELLIPSES, **EMBEDDING_RENORMS, **EMPTY_PRODUCTS, **EMPTY_RESHAPES, **FACTORIES, **FAKE_QUANTIZATION, **GAPS, **GAUSSIAN_NLL, **LOGARITHM_BASES, **LOGARITHMS, **LOSSES, **MATRIX_POWERS, **MULTINOMIAL, **NORMAL_DRAWS, **OBSERVERS, **PADDING, **PLACES, **POOLS, **PROJECTIONS, **REPEATS, **ROUNDING, **SCALARS, **HALF_RESULTS, **SCATTERS, **SIZES, **SOFTPLUS, **SPLITS, **STABLE_SORTS, **TRUTH, **UNSORTED, **VARIANCE,
+    **DISTANCES, **DROPOUTS, **ELLIPSES, **EMBEDDING_RENORMS, **EMPTY_PRODUCTS, **EMPTY_RESHAPES, **FACTORIES, **FAKE_QUANTIZATION, **GAPS, **GAUSSIAN_NLL, **LOGARITHM_BASES, **LOGARITHMS, **LOSSES, **MATRIX_POWERS, **MULTINOMIAL, **NORMAL_DRAWS, **OBSERVERS, **PADDING, **PLACES, **POOLS, **PROJECTIONS, **REPEATS, **ROUNDING, **REMAINDERS, **SCALARS, **HALF_RESULTS, **SCATTERS, **SIZES, **SOFTPLUS, **SPLITS, **STABLE_SORTS, **TRUTH, **UNSORTED, **VARIANCE,
 }  # fmt: skip
 
 REWRITES |= narrow_types(REWRITES)

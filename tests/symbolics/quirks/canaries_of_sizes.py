@@ -24,6 +24,10 @@ def powers():
     return differs((found, torch.pow(x, exponent).numpy()))
 
 
+def remainders():
+    return torchscript_differs(lambda x: torch.remainder(x, -1.1), torch.arange(1.0, 60) * 1.1)
+
+
 def shifts():
     result = translated(lambda x: x << 4, torch.tensor([1], dtype=torch.uint8)).graph.outputs[0].producer()
     return result is not None and result.op_type == "Cast" and result.attributes.get_int("to") == ir.DataType.INT8
