@@ -33,13 +33,13 @@ def _logarithm(x: torch.Tensor, base: int) -> torch.Tensor:
         return NotImplemented
     if not x.is_floating_point():
         x = x.to(torch.get_default_dtype())
-    factor = 1 / math.log(base)
+    unit = math.log(base)
     if x.dtype in HALVES:  # which have fewer digits than the error
-        return (torch.log(x.float()) * factor).to(x.dtype)
+        return (torch.log(x.float()) / unit).to(x.dtype)
     most = _EXPONENTS[base, x.dtype]
-    whole = stopped(torch.clamp(torch.round(torch.log(x.abs()) * factor), -most, most))
+    whole = stopped(torch.clamp(torch.round(torch.log(x.abs()) / unit), -most, most))
     left = x * torch.pow(2.0, -whole) if base == 2 else x / torch.pow(10.0, whole)  # a power of 10 below 1 is no number of the type
-    return whole + torch.log(left) * factor
+    return whole + torch.log(left) / unit
 
 
 def _log2(x: torch.Tensor) -> torch.Tensor:
