@@ -56,6 +56,7 @@ from symbolics.quirks.pytorch.half_results import HALF_RESULTS
 from symbolics.quirks.pytorch.instance_norm_statistics import INSTANCE_NORM
 from symbolics.quirks.pytorch.integers import BITS, XOR, promoting
 from symbolics.quirks.pytorch.lengths import lengths_of_class, lengths_stay_open, open_sizes
+from symbolics.quirks.pytorch.logarithm_bases import LOGARITHM_BASES
 from symbolics.quirks.pytorch.logarithms import LOGARITHMS
 from symbolics.quirks.pytorch.losses import LOSSES
 from symbolics.quirks.pytorch.mixed_norms import MIXED_NORMS
@@ -71,6 +72,7 @@ from symbolics.quirks.pytorch.padding import PADDING
 from symbolics.quirks.pytorch.places_of_numbers import PLACES
 from symbolics.quirks.pytorch.pools import POOLS
 from symbolics.quirks.pytorch.recurrent_kernels import kernels_looked_up_anew
+from symbolics.quirks.pytorch.remainders import REMAINDERS
 from symbolics.quirks.pytorch.repeats import REPEATS
 from symbolics.quirks.pytorch.rounding import ROUNDING
 from symbolics.quirks.pytorch.scalar_axes import scalar_axes
@@ -145,7 +147,7 @@ TRACED: tuple[Callable[[torch.nn.Module], AbstractContextManager[None]], ...] = 
 #: In place of a call that a model makes while it is traced: takes the function, its arguments and its keyword arguments.
 REWRITES: dict[Any, Rewrite] = {
     **DATA_GETTER, **CONJUGATES, **COPIES, **MIXED_NORMS, **BATCH_NORM, **INSTANCE_NORM, **OWN_BACKWARD, **ANGLES, **ANTIALIAS, **BAGS, **BINARY_CROSS_ENTROPY, **BOUNDS,
-    **DISTANCES, **DROPOUTS, **ELLIPSES, **EMBEDDING_RENORMS, **EMPTY_PRODUCTS, **EMPTY_RESHAPES, **FACTORIES, **FAKE_QUANTIZATION, **GAPS, **GAUSSIAN_NLL, **LOGARITHMS, **LOSSES, **MATRIX_POWERS, **MULTINOMIAL, **NORMAL_DRAWS, **OBSERVERS, **PADDING, **PLACES, **POOLS, **PROJECTIONS, **REPEATS, **ROUNDING, **SCALARS, **HALF_RESULTS, **SCATTERS, **SIZES, **SOFTPLUS, **SPLITS, **STABLE_SORTS, **TRUTH, **UNSORTED, **VARIANCE,
+    **DISTANCES, **DROPOUTS, **ELLIPSES, **EMBEDDING_RENORMS, **EMPTY_PRODUCTS, **EMPTY_RESHAPES, **FACTORIES, **FAKE_QUANTIZATION, **GAPS, **GAUSSIAN_NLL, **LOGARITHM_BASES, **LOGARITHMS, **LOSSES, **MATRIX_POWERS, **MULTINOMIAL, **NORMAL_DRAWS, **OBSERVERS, **PADDING, **PLACES, **POOLS, **PROJECTIONS, **REPEATS, **ROUNDING, **REMAINDERS, **SCALARS, **HALF_RESULTS, **SCATTERS, **SIZES, **SOFTPLUS, **SPLITS, **STABLE_SORTS, **TRUTH, **UNSORTED, **VARIANCE,
 }  # fmt: skip
 
 REWRITES |= narrow_types(REWRITES)
@@ -246,6 +248,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
     from symbolics.quirks.torchlib.number_arithmetic import number_arithmetic
     from symbolics.quirks.torchlib.powers import power, power_by_number
     from symbolics.quirks.torchlib.ranges import arange_end, arange_start, arange_step
+    from symbolics.quirks.torchlib.shifts import shifts
     from symbolics.quirks.torchlib.squeezes import squeeze
     from symbolics.quirks.torchlib.symbolic_sizes import symbolic_sizes
     from symbolics.quirks.torchlib.windows import windows
@@ -277,6 +280,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
         aten.squeeze.dim: squeeze,
         aten.squeeze.dims: squeeze,
         **number_arithmetic(),
+        **shifts(),
         **symbolic_sizes(),
         **windows(),
     }

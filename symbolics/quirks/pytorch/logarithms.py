@@ -107,10 +107,6 @@ def _log_add_exp(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return torch.maximum(x, other) + torch.log1p(torch.exp(apart))
 
 
-def _log_add_exp2(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    return _log_add_exp(x * math.log(2), other * math.log(2)) / math.log(2)
-
-
 def _erfcx(x: torch.Tensor) -> torch.Tensor:
     """exp(x^2) erfc(x), by the same fit: exp(x^2) alone overflows."""
     if not x.is_floating_point():
@@ -178,7 +174,6 @@ LOGARITHMS = {
     torch.Tensor.expm1_: in_place(instead(_expm1), torch.expm1),
     **dict.fromkeys((torch.special.xlog1py,), instead(_xlog1py)),
     **dict.fromkeys((torch.logaddexp, torch.Tensor.logaddexp), instead(_log_add_exp)),
-    **dict.fromkeys((torch.logaddexp2, torch.Tensor.logaddexp2), instead(_log_add_exp2)),
     **dict.fromkeys((torch.xlogy, torch.Tensor.xlogy, torch.special.xlogy), instead(_xlogy)),
     torch.Tensor.xlogy_: in_place(instead(_xlogy), torch.xlogy),
     torch.special.entr: instead(_entr),

@@ -49,7 +49,7 @@ def _as_it_is(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 _AS_IT_IS = ("squeeze",)
-_OF_SHAPE = ("addcmul", "log10", "log2", "nan_to_num")
+_OF_SHAPE = ("addcmul", "nan_to_num")
 _AS_VECTOR = ("softmax", "log_softmax", "cumsum", "logsumexp")
 SCALARS: dict[Any, Rewrite] = {
     getattr(place, name): rewrite

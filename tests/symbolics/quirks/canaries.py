@@ -308,6 +308,10 @@ def stable_sorts():
     return fails(lambda x: torch.sort(x, stable=True), torch.tensor([3.0, 1.0]))
 
 
+def logarithm_bases():
+    return torchscripted(torch.log2, torch.tensor([8192.0]))[0] != 13
+
+
 def logarithms():
     x = torch.tensor([-7.0])
     found = ReferenceEvaluator(ir.to_proto(translated(torch.special.log_ndtr, x))).run(None, {"args_0": x.numpy()})[0]

@@ -25,6 +25,15 @@ def powers():
     return differs((found, torch.pow(x, exponent).numpy()))
 
 
+def remainders():
+    return torchscript_differs(lambda x: torch.remainder(x, -1.1), torch.arange(1.0, 60) * 1.1)
+
+
+def shifts():
+    result = translated(lambda x: x << 4, torch.tensor([1], dtype=torch.uint8)).graph.outputs[0].producer()
+    return result is not None and result.op_type == "Cast" and result.attributes.get_int("to") == ir.DataType.INT8
+
+
 @torch.jit.script
 def _rows_of_a_list(x: torch.Tensor, index: torch.Tensor, size: int) -> torch.Tensor:
     shape = list(x.shape)
