@@ -19,7 +19,7 @@ from exporter.files.read import open_model
 from exporter.pictures.scene import is_called, title_of
 from exporter.runtime.absent import NO_ONNXRUNTIME
 from symbolics.errors import RunError
-from symbolics.graph.walk import walk
+from symbolics.graph.walk import name_nodes, walk
 from symbolics.text import shown
 
 __all__ = ["NodeTime", "Profile", "profile"]
@@ -157,7 +157,7 @@ def profile(
         raise RunError("the file has no nodes: there is nothing to time")
     if lacking := [str(v.name) for v in model.graph.inputs if not v.is_initializer() and v.name not in feeds]:
         raise RunError(f"there is no array for the input {shown(lacking[0])!r} of the file: it takes {len(lacking)} more than were given")
-    _name_nodes(model)
+    name_nodes(model)
     with tempfile.TemporaryDirectory(prefix="pythonop-profile-") as folder:
         options = onnxruntime.SessionOptions()
         options.enable_profiling = True
@@ -174,20 +174,6 @@ def profile(
         events = _events(Path(path))
     facts = {"onnxruntime": onnxruntime.__version__, "providers": ", ".join(session.get_providers())}
     return _profile(model, events, facts)
-
-
-def _name_nodes(model: ir.Model) -> None:
-    """Give every node a name of its own: the profiler knows them by nothing else."""
-    met = set[str]()
-    for part in (model.graph, *model.functions.values()):
-        for node in walk(part):
-            name = base = node.name or node.op_type
-            number = 0
-            while name in met:
-                number += 1
-                name = f"{base}_{number}"
-            node.name = name
-            met.add(name)
 
 
 def _events(path: Path) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from exporter.quantization.quantizers import Quantizer
 from exporter.quantization.records import Record, lower
 from exporter.quantization.straight_through import drop_straight_through
 from symbolics.errors import FormatError
-from symbolics.graph.walk import remove_unread, unread, walk
+from symbolics.graph.walk import name_nodes, remove_unread, unread, walk
 from symbolics.node.metadata import read_state, write_state
 from symbolics.node.names import LINKS_KEY, STATE_KEY
 from symbolics.text import reason
@@ -86,6 +86,7 @@ def prepare(model: Any) -> Prepared:
     drop_settled_buffers(copy)
     remove_unread(copy.graph, kept)
     infer_shapes(copy, only_where_missing=True)
+    name_nodes(copy)  # files of others have nodes without one
     return Prepared(copy, declared, kept)
 
 

@@ -6,7 +6,19 @@ from collections.abc import Collection, Iterable, Iterator
 
 import onnx_ir as ir
 
-__all__ = ["bypass", "captured", "discard", "prune", "reads", "remove_operators", "remove_unread", "subgraphs", "unread", "walk"]
+__all__ = [
+    "bypass",
+    "captured",
+    "discard",
+    "name_nodes",
+    "prune",
+    "reads",
+    "remove_operators",
+    "remove_unread",
+    "subgraphs",
+    "unread",
+    "walk",
+]
 
 
 def subgraphs(node: ir.Node) -> list[ir.Graph]:
@@ -108,3 +120,17 @@ def remove_unread(graph: ir.Graph, kept: Collection[ir.Node | ir.Value]) -> None
 
 def _is_read(value: ir.Value) -> bool:
     return bool(value.uses()) or value.is_graph_output()
+
+
+def name_nodes(model: ir.Model) -> None:
+    """Give every node a name of its own: onnxruntime's profiler and its optimized model tell nodes by nothing else."""
+    met = set[str]()
+    for part in (model.graph, *model.functions.values()):
+        for node in walk(part):
+            name = base = node.name or node.op_type
+            number = 0
+            while name in met:
+                number += 1
+                name = f"{base}_{number}"
+            node.name = name
+            met.add(name)
