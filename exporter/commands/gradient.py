@@ -86,8 +86,21 @@ def write_derivative(
         tell({**written, **pairs}, lines, as_json)
 
 
+def _feed(model: ir.Model) -> None:
+    """Let the initializers that have a gradient be fed: they become inputs as well, with their values as defaults."""
+    pairing = pairing_of(model)
+    assert pairing is not None
+    for name in pairing.outputs:
+        value = model.graph.initializers.get(name)
+        if value is not None and not value.is_graph_input():
+            model.graph.inputs.append(value)
+
+
 @click.command()
 @derivative_options("training graph", "to differentiate with respect to.", "An output to differentiate.")
+@click.option(
+    "--feed-weights", is_flag=True, help="Let what is trained be fed at each run: inputs of the file, with its values as defaults."
+)
 @click.pass_context
 def gradient(
     context: click.Context,
@@ -95,6 +108,7 @@ def gradient(
     output: Path,
     wrt: tuple[str, ...],
     outputs: tuple[str, ...],
+    feed_weights: bool,
     external_data: bool,
     check: bool,
     as_json: bool,
@@ -102,6 +116,9 @@ def gradient(
     """Write the gradient graph of an ONNX FILE: any model, from any exporter."""
 
     def build(model: ir.Model) -> ir.Model:
-        return exporter.build_gradient_graph(model, wrt=wrt or None, outputs=outputs or None)
+        built = exporter.build_gradient_graph(model, wrt=wrt or None, outputs=outputs or None)
+        if feed_weights:
+            _feed(built)
+        return built
 
     write_derivative(context, file, output, external_data, check, as_json, "gradient", build, pairing_of)
