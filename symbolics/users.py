@@ -16,7 +16,7 @@ __all__ = ["TOOK", "is_users", "users_frame", "warn"]
 TOOK = "takes the value of a tensor out of torch"
 
 #: Whose code is nobody's model, beside the standard library's.
-_INNER = ("exporter", "symbolics", "torch", "functorch", "onnx", "onnx_ir", "onnxscript", "onnxruntime")
+_INNER = ("exporter", "symbolics", "torch", "functorch", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "sympy", "mpmath", "numpy")
 
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 _PACKAGES = tuple(os.path.join(_STANDARD, name) + os.sep for name in ("site-packages", "dist-packages"))
