@@ -69,7 +69,7 @@ def _resized(reach: int, kernel: Callable[[torch.Tensor], torch.Tensor]) -> Call
     def resized(x: torch.Tensor, output_size: Any, align_corners: bool, *scales: Any, **named: Any) -> Any:
         scales = scales or tuple(named.values())
         factors = [None, None] if not scales or scales[0] is None else list(scales[0] if isinstance(scales[0], (list, tuple)) else scales)
-        if not x.is_floating_point() or x.dim() != 4 or not x.numel():
+        if not x.is_floating_point() or x.dim() != 4:
             return NotImplemented
         sizes = list(x.shape[2:])
         outs = [_times(size, factor) for size, factor in zip(sizes, factors)] if output_size is None else list(output_size)
