@@ -9,6 +9,7 @@ import json
 import logging
 import pkgutil
 import sys
+import tempfile
 import time
 import warnings
 from collections import Counter
@@ -403,6 +404,8 @@ def one_message(context: click.Context, what: str, *, root: bool = False, beside
             raise
         cause = list(causes(error))[-1] if root else error
         line = f"\n{beside}" if beside else ""
+        if isinstance(cause, OSError) and not cause.filename:
+            line += f"\nis the disk of {clean(tempfile.gettempdir())} full? TMPDIR names another folder"
         raise Failure(f"{what} failed with {headline(cause)}{line}{_where()}") from error
 
 

@@ -231,13 +231,19 @@ def group_weights(products: Iterable[Product], constants: Constants, group: int 
     """
     for product in products:
         node, value = product.node, product.node.inputs[1]
-        if not product.reason or node.op_type not in ("Gemm", "MatMul") or value is None or value not in constants or _scales(node):
+        if not product.reason or node.op_type not in ("Gemm", "MatMul") or value is None or value not in constants:
+            continue
+        if _scales(node):
+            product.reason = _SCALES
             continue
         weight = constants.array(value)
         if weight.dtype != np.float32 or weight.ndim != 2 or not weight.size or not np.isfinite(weight).all():
             continue
         product.groups = fit_groups(weight.T if node.op_type == "Gemm" and attr(node, "transB", 0) else weight, group)
         product.reason = ""
+
+
+_SCALES = "it scales or transposes what it takes: alpha, beta, transA"
 
 
 def _scales(node: ir.Node) -> bool:
@@ -266,7 +272,7 @@ def _reason(product: Product, constants: Constants, steps: Mapping[ir.Value, Qua
     """Why a product stays in float, "" where nothing stands in the way; its bias and normalization are looked up on the way."""
     node = product.node
     if _scales(node):
-        return "it scales or transposes what it takes: alpha, beta, transA"
+        return _SCALES
     if product.weight is None:
         return "" if node.op_type == "MatMul" else "its weight is computed by the model"
     if node.op_type != "Conv":
