@@ -15,7 +15,7 @@ from tests.support import nodes
 
 @pytest.mark.unusable(reason="the operator is the user's own and gets its body after the export")
 def test_the_page_runs(tmp_path, monkeypatch):
-    (code,) = pages.code("docs/translations.md")
+    code, _ = pages.code("docs/translations.md")
     tmp_path.joinpath("page_of_translations.py").write_text(code)  # onnxscript reads the source of a function
     monkeypatch.syspath_prepend(str(tmp_path))
     page = importlib.import_module("page_of_translations")

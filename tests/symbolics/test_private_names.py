@@ -56,6 +56,8 @@ ALLOWED = {
     "_unsafe_view",
     "_native_batch_norm_legit_functional",
     "_native_batch_norm_legit_no_training",
+    "_native_batch_norm_legit",
+    "_batch_norm_with_update_functional",
     "_int_mm",
     # namedtuple
     "_fields",

@@ -188,6 +188,23 @@ def test_written_arguments():
     assert private.written_arguments(len) == []
 
 
+def _nodes(function, *values):
+    return [node for node in private.trace_to_aten(function, values).graph.nodes if node.op == "call_function"]
+
+
+def test_written_values():
+    (add,) = _nodes(lambda x, y: x.add_(y), torch.ones(2), torch.ones(2))
+    assert private.written_values(add) == [add.args[0]]
+    (added,) = _nodes(lambda x, y: torch.add(x, x, out=y), torch.ones(2), torch.ones(2))
+    assert private.written_values(added) == [added.kwargs["out"]]
+
+
+def test_shared_values():
+    view, neg = _nodes(lambda x: x.view(-1).neg(), torch.ones(2, 2))
+    assert private.shared_values(view) == [view.args[0]]
+    assert private.shared_values(neg) == []
+
+
 def test_is_random():
     assert private.is_random(aten.bernoulli.default)
     assert not private.is_random(aten.mul.Tensor)

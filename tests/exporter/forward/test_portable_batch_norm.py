@@ -73,8 +73,6 @@ class Net(nn.Module):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_statistics_of_the_batch(name, dtype, dynamo):
-    if name == "statistics of the batch" and dtype is torch.float64:
-        pytest.skip("one dtype is enough")
     model = Net(function_of(SPELLINGS[name]), dtype)
     x = torch.randn(4, 3, 6, 6, dtype=dtype) * 2 + 1
     program = exporter.export(model, (x,), dynamo=dynamo, portable=True, dynamic_shapes={"x": {0: "batch"}})

@@ -30,11 +30,12 @@ NUMPY = {"dim": ("axis",), "keepdim": ("keepdims",), "other": ("x2",)}
 DROPOUTS = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}
 RANDOM = {"empty", "multinomial", "normal", "rand", "randn", "randperm", "rrelu", *DROPOUTS}
 #: Functions of sparse tensors, of storages and of random numbers of a key, which have no place in a file; an LSTM, at whose lists torch itself crashes; and a
-#: range, at whose ``arange(False, True, True, out=...)`` it does.
+#: range, at whose ``arange(False, True, True, out=...)`` it does; a bicubic resize, which the database lacks and test_antialias.py calls.
 NOT_CALLED = {
     "_coalesced_",
     "_philox_normal_",
     "_philox_uniform_",
+    "_upsample_bicubic2d_aa",
     "arange",
     "lstm",
     "resize_as_sparse_",
