@@ -25,8 +25,8 @@ _WAYS_OUT = {
     "number of classes less one",
     "Inconsistent shape in loop output": "A gradient reads what the Loop's values are in each round, and onnxruntime stacks only what keeps its shape: "
     "without a gradient (torch.no_grad()) the file runs; to train it, write the loop with values of one shape",
-    "is not a registered function/op": "This onnxruntime has no such operator: install a newer one, or open it with exporter.inference_session(..., "
-    "sess_options=options) and the library that has it (options.register_custom_ops_library)",
+    "is not a registered function/op": "This onnxruntime has no such operator: install a newer one, or give exporter.inference_session the library that has "
+    "it (register_custom_ops_library)",
 }
 _OLD_OPSET = (
     "onnxruntime has left that release of the operator behind, as the file's opset is older than 7: "

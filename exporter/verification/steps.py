@@ -165,7 +165,9 @@ def buffers_again(module: torch.nn.Module, names: Iterable[str]) -> Callable[[],
     return again
 
 
-def measured(step: Callable[[], Any], count: int, memory: HighWater, again: Callable[[], object] = lambda: None) -> tuple[float, int | None]:
+def measured(
+    step: Callable[[], Any], count: int, memory: HighWater, again: Callable[[], object] = lambda: None
+) -> tuple[float, int | None]:
     """The median time of several steps, at least one, and the bytes that they take more than was resident when ``memory`` was made.
 
     Args:
