@@ -24,7 +24,7 @@ from symbolics.text import cause, causes, clean
 __all__ = ["TorchExporterError", "Untranslated", "of_torch", "path_of", "running_modules", "stopped_operator", "untranslated"]
 
 # What torch says of an axis that is open and has one size.
-_ALWAYS = re.compile(r"static shape of (\d+) for dimension inputs\['(\w+)'\]\.shape\[(\d+)\]")
+_ALWAYS = re.compile(r"static shape of (\d+) for dimension inputs\[('\w+'|\d+)\]\.shape\[(\d+)\]")
 # A line of Python's in what torch says.
 _LINE = re.compile(r'File "([^"]+)", line (\d+)')
 
@@ -218,7 +218,10 @@ def _said(error: Exception) -> str:
     if known is not None and known.startswith(_FIXES):
         text = str(_first(error))
         fixed = [
-            *(f"axis {axis} of {name!r} is always {size}" for size, name, axis in _ALWAYS.findall(text)),
+            *(
+                f"axis {axis} of {'argument ' if name.isdigit() else ''}{name} is always {size}"
+                for size, name, axis in _ALWAYS.findall(text)
+            ),
             *(f"the axis {name!r} is always {size}" for name, size in re.findall(r"^ *(\w+) = (\d+)$", text, re.MULTILINE)),
         ]
         return known + (f": {', '.join(dict.fromkeys(fixed))}" if fixed else "")
