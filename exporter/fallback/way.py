@@ -113,7 +113,7 @@ class Obstacle:
 
 def _given(model: torch.nn.Module) -> torch.nn.Module:
     """The user's model: not the module around it and its loss that a training step exports, of which nobody can name a call."""
-    return getattr(model, "given", model)
+    return getattr(model, "_pythonop_model", model)
 
 
 def _around(path: str, model: torch.nn.Module) -> tuple[torch.nn.Module, ...]:

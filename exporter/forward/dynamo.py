@@ -70,25 +70,10 @@ def export_dynamo(current: Hook, original: Any, model: Any, args: Any, f: Any = 
     if verbose is None and not is_full():
         options["verbose"] = False
     given = () if args is None else (args,) if isinstance(args, torch.Tensor) else tuple(args)
-    keywords = options.get("kwargs") or {}
-    called = (given, keywords)
+    called = (given, options.get("kwargs") or {})
     if not isinstance(model, torch.export.ExportedProgram):
-        called = args, options["kwargs"] = keywords_apart(model, given, keywords)
-        options["dynamic_shapes"] = check_shapes(model, *called, options.get("dynamic_shapes"))
-        if options.get("dynamic_axes"):
-            names = options.get("input_names") or input_names(model, *called)
-            options["dynamic_axes"] = checked_axes(called, names, options["dynamic_axes"], options.get("output_names"))
-            if (
-                names
-                and options["dynamic_shapes"] is None
-                and not all(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(called))
-            ):
-                # torch makes shapes of them, too, and fails at arguments that are no tensors.
-                options["dynamic_shapes"] = shapes_by_axes(model, *called, names, options.pop("dynamic_axes"))
-        names = options.get("input_names") or input_names(model, *called) or []
-        taken = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
-        if any(name != name.lower() for name in names) and taken.isdisjoint(names):
-            options["input_names"] = names  # torch.export calls them in small letters
+        called = args, options["kwargs"] = keywords_apart(model, *called)
+        _settle_inputs(model, *called, options)
     opened = open_axes(model, *called, options.get("dynamic_shapes")) if isinstance(model, torch.nn.Module) else ()
     example = Example(args, options.get("kwargs"), opened, fakes=True)
     with surroundings(current, verbose), held_plainly(model):
@@ -109,6 +94,29 @@ def export_dynamo(current: Hook, original: Any, model: Any, args: Any, f: Any = 
     return program
 
 
+def _settle_inputs(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]) -> None:
+    """Check what the options say of the inputs, and write it as torch.export takes it.
+
+    Args:
+        model, args, kwargs: The model and its example arguments, keywords apart.
+        options: ``dynamic_shapes``, ``dynamic_axes`` and ``input_names``; changed.
+
+    Raises:
+        ArgumentError: They do not fit the arguments.
+    """
+    called, names = (args, kwargs), options.get("input_names") or input_names(model, args, kwargs)
+    options["dynamic_shapes"] = check_shapes(model, args, kwargs, options.get("dynamic_shapes"))
+    if options.get("dynamic_axes"):
+        options["dynamic_axes"] = checked_axes(called, names, options["dynamic_axes"], options.get("output_names"))
+        all_tensors = all(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(called))
+        if names and options["dynamic_shapes"] is None and not all_tensors:
+            # torch makes shapes of them, too, and fails at arguments that are no tensors.
+            options["dynamic_shapes"] = shapes_by_axes(model, args, kwargs, names, options.pop("dynamic_axes"))
+    taken = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+    if names and any(name != name.lower() for name in names) and taken.isdisjoint(names):
+        options["input_names"] = names  # torch.export calls them in small letters
+
+
 def _translate_dynamo(current: Hook, original: Any, model: Any, args: Any, optimize: bool = True, **options: Any) -> Any:
     given = options.pop("custom_translation_table", None) or {}
     table = {**translations(), **given}
@@ -123,7 +131,7 @@ def _translate_dynamo(current: Hook, original: Any, model: Any, args: Any, optim
     with capturing(current, model, True) as recorder:
         if isinstance(model, torch.export.ExportedProgram):
             model = place_operators(model, recorder)
-        axes = _axes_of_tensors(model, args, options)
+        axes = _unnamed_axes(model, args, options)
         try:
             with private.quiet_of_axes() if axes else contextlib.nullcontext():
                 program = original(model, args, None, optimize=False, verify=False, custom_translation_table=table, **options)
@@ -131,17 +139,10 @@ def _translate_dynamo(current: Hook, original: Any, model: Any, args: Any, optim
             if recorder.capture.error is None:
                 name_untranslated(error, recorder, given)
             raise
-        if len(axes) == len(inputs := program.model.graph.inputs) and any(
-            str(value.shape[axis]) != getattr(dim, "__name__", dim)
-            for value, dims in zip(inputs, axes, strict=True)
-            for axis, dim in (dims or {}).items()
-            if value.shape is not None
-        ):
-            private.name_axes(program, axes)
+        _name_axes(program, axes)
         check_opset(program.model, options.get("opset_version"))
         if options.get("dynamic_shapes") and isinstance(model, torch.nn.Module):
-            given = keywords_apart(model, (args,) if isinstance(args, torch.Tensor) else tuple(args or ()), options.get("kwargs"))
-            check_dynamic(model, *given, options["dynamic_shapes"], program.model.graph)
+            check_dynamic(model, args, options["kwargs"], options["dynamic_shapes"], program.model.graph)
         recorder.capture.strict = private.captured_by_dynamo(program)
         quirks.give_digits(program.model, program.exported_program.graph_module)
         with without_gc():
@@ -153,14 +154,25 @@ def _translate_dynamo(current: Hook, original: Any, model: Any, args: Any, optim
     return program
 
 
-def _axes_of_tensors(model: Any, args: Any, options: dict[str, Any]) -> list[dict[int, Any] | None]:
+def _unnamed_axes(model: Any, args: Any, options: dict[str, Any]) -> list[dict[int, Any] | None]:
     """The open axes of each tensor, where some arguments are no tensors: torch then gives the axes no names, as it counts those arguments otherwise."""
     if not options.get("dynamic_shapes") or not isinstance(model, torch.nn.Module):
         return []
-    args, kwargs = keywords_apart(model, (args,) if isinstance(args, torch.Tensor) else tuple(args or ()), options.get("kwargs"))
-    if all(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values())):
+    if all(isinstance(value, torch.Tensor) for value in (*args, *options["kwargs"].values())):
         return []
-    return [dims or None for _, dims in open_axes(model, args, kwargs, options["dynamic_shapes"])]
+    return [dims or None for _, dims in open_axes(model, args, options["kwargs"], options["dynamic_shapes"])]
+
+
+def _name_axes(program: Any, axes: list[dict[int, Any] | None]) -> None:
+    """Give the axes of `_unnamed_axes` their names, unless torch has."""
+    inputs = program.model.graph.inputs
+    if len(axes) == len(inputs) and any(
+        str(value.shape[axis]) != getattr(dim, "__name__", dim)
+        for value, dims in zip(inputs, axes, strict=True)
+        for axis, dim in (dims or {}).items()
+        if value.shape is not None
+    ):
+        private.name_axes(program, axes)
 
 
 def decompose(current: Hook, original: Any, program: torch.export.ExportedProgram, *args: Any, **kwargs: Any) -> Any:

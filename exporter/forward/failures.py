@@ -25,6 +25,8 @@ __all__ = ["TorchExporterError", "Untranslated", "of_torch", "path_of", "running
 
 # What torch says of an axis that is open and has one size.
 _ALWAYS = re.compile(r"static shape of (\d+) for dimension inputs\[('\w+'|\d+)\]\.shape\[(\d+)\]")
+# Likewise, where it suggests that.
+_SUGGESTED = re.compile(r"^ *(\w+) = (\d+)$", re.MULTILINE)
 # A line of Python's in what torch says.
 _LINE = re.compile(r'File "([^"]+)", line (\d+)')
 
@@ -216,19 +218,18 @@ def _said(error: Exception) -> str:
     """What the first cause means, where we know, and its first line; where its first paragraph only announces the second, with that."""
     known = next((meaning for pattern, meaning in _CAUSES.items() if re.search(pattern, cause(error))), None)
     if known is not None and known.startswith(_FIXES):
-        text = str(_first(error))
-        fixed = [
-            *(
-                f"axis {axis} of {'argument ' if name.isdigit() else ''}{name} is always {size}"
-                for size, name, axis in _ALWAYS.findall(text)
-            ),
-            *(f"the axis {name!r} is always {size}" for name, size in re.findall(r"^ *(\w+) = (\d+)$", text, re.MULTILINE)),
-        ]
-        return known + (f": {', '.join(dict.fromkeys(fixed))}" if fixed else "")
+        return known + _sizes_fixed(str(_first(error)))
     if known is not None:
         return f"{known} (torch: {cause(error).partition(': ')[0]})"
     first, _, rest = (part.strip() for part in str(_first(error)).strip().partition("\n\n"))
     return cause(error) + (f" {clean(rest.splitlines()[0].lstrip('- '), 300)}" if rest and first.endswith(":") else "")
+
+
+def _sizes_fixed(text: str) -> str:
+    """The open axes of which torch says that they have one size: ``: axis 0 of 'x' is always 5``; "" where it names none."""
+    fixed = [f"axis {axis} of {'argument ' if name.isdigit() else ''}{name} is always {size}" for size, name, axis in _ALWAYS.findall(text)]
+    fixed += [f"the axis {name!r} is always {size}" for name, size in _SUGGESTED.findall(text)]
+    return f": {', '.join(dict.fromkeys(fixed))}" if fixed else ""
 
 
 def _first(error: BaseException) -> BaseException:

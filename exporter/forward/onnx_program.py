@@ -11,6 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from exporter.files.named import names_in
+from symbolics.node.dtypes import as_real
 from symbolics.text import shown
 from symbolics.users import warn
 
@@ -39,9 +40,7 @@ class HookedProgram(torch.onnx.ONNXProgram):
         from exporter.runtime.tensors import to_array, to_tensor
 
         leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if leaf is not None]
-        leaves = [
-            torch.view_as_real(leaf.resolve_conj()) if isinstance(leaf, torch.Tensor) and leaf.is_complex() else leaf for leaf in leaves
-        ]
+        leaves = [as_real(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         feeds = {
             str(value.name): to_array(torch.as_tensor(leaf).detach()) for value, leaf in zip(self.model.graph.inputs, leaves, strict=False)
         }

@@ -17,6 +17,7 @@ import torch
 from onnx_ir import tensor_adapters
 
 from symbolics.graph.values import name_of
+from symbolics.node.dtypes import as_real
 from symbolics.node.metadata import StateEntry
 from symbolics.quirks import cumulative_statistics
 
@@ -78,7 +79,7 @@ class ModelState:
             for other in found[1:]:
                 other.replace_all_uses_with(value, replace_graph_outputs=True)
             value.name = name = renamed.get(name, name)
-            held = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor
+            held = as_real(tensor.detach()) if tensor.is_complex() else tensor
             value.const_value = _tensor_of(held, name)
             value.type = ir.TensorType(value.const_value.dtype)
             value.shape = ir.Shape(held.shape)
@@ -148,7 +149,7 @@ def all_buffers_named(model: torch.nn.Module, names: Mapping[str, str], pairs: d
     parts = {} if pairs is None else pairs
     for tensor in (*model.parameters(), *model.buffers()) if pairs is not None else ():
         if tensor.dtype.is_complex:  # no view, which a trace would not write into
-            parts[id(tensor)] = torch.view_as_real(tensor.resolve_conj()).data.requires_grad_(tensor.requires_grad)
+            parts[id(tensor)] = as_real(tensor).data.requires_grad_(tensor.requires_grad)
 
     def tensors(destination: dict[str, torch.Tensor] | None = None, prefix: str = "", **_: Any) -> dict[str, torch.Tensor]:
         found = {} if destination is None else destination

@@ -15,6 +15,7 @@ import onnx_ir as ir
 import torch
 
 from exporter.runtime.tensors import to_array, to_tensor
+from symbolics.node.dtypes import HALVES, as_real
 from symbolics.node.names import MARK_DOMAIN
 from symbolics.portable.joint import Joint, Untraceable
 
@@ -22,7 +23,6 @@ __all__ = ["check_written"]
 
 #: How far an element may be off, in parts of the largest of its tensor. Rounding is far below; what is another operator, above.
 _NEAR, _NEAR_OF_HALVES = 1e-2, 1e-1
-_HALVES = (torch.float16, torch.bfloat16)
 
 
 def check_written(model: ir.Model, joint: Joint) -> None:
@@ -45,7 +45,7 @@ def check_written(model: ir.Model, joint: Joint) -> None:
         run = _session(model)
         for values in (joint.example, _beside(joint.example)):
             with torch.no_grad():
-                expected = [_real(result) for result in joint.graph(*values, *joint.constants)]
+                expected = [as_real(result) for result in joint.graph(*values, *joint.constants)]
             found = run(values)
             off = _off(expected, found)
             if off is None:
@@ -87,11 +87,6 @@ def _session(model: ir.Model) -> Any:
     return run
 
 
-def _real(tensor: torch.Tensor) -> torch.Tensor:
-    """A complex one as torch.onnx writes it, with a last axis of two."""
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-
-
 def _beside(values: Sequence[Any]) -> list[Any]:
     """The same with a little noise on what is a float."""
     generator = torch.Generator().manual_seed(0)
@@ -114,7 +109,7 @@ def _off(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> tup
         apart = (one - two).abs()
         apart[(one == two) | (one.isnan() & two.isnan())] = 0.0
         apart[apart.isnan()] = torch.inf
-        near = (_NEAR_OF_HALVES if tensor.dtype in _HALVES else _NEAR) * size + 1e-4 * max(sizes)
+        near = (_NEAR_OF_HALVES if tensor.dtype in HALVES else _NEAR) * size + 1e-4 * max(sizes)
         if 2 * int((apart > near).sum()) > len(apart):
             at = apart.argmax()
             return index, f"{float(one[at]):.6g}", f"{float(two[at]):.6g}"

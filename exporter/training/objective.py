@@ -116,8 +116,8 @@ class Objective(torch.nn.Module):
         return Objective(model, args, kwargs, loss, targets, precision, evaluates=evaluates, gives=gives)
 
     @property
-    def given(self) -> torch.nn.Module:
-        """The user's model, for who looks for a module to name."""
+    def _pythonop_model(self) -> torch.nn.Module:
+        """The user's model, for who looks for a module to name: no attribute of a user's own module is called so."""
         return self.model
 
     @property

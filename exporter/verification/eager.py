@@ -21,7 +21,6 @@ from exporter.verification.masks import Masks, OtherDraws
 from exporter.verification.memory import HighWater
 from exporter.verification.second_step import second_step_failure
 from exporter.verification.steps import (
-    as_in_file,
     backward,
     buffers_again,
     changed,
@@ -33,6 +32,7 @@ from exporter.verification.steps import (
 )
 from symbolics.capture.undifferentiable import StopWhereNone, is_refusal, lacks_backward
 from symbolics.errors import ExportError, PythonopError, UnsupportedOperatorError
+from symbolics.node.dtypes import as_real
 
 __all__ = ["SEED", "EagerStep", "draws", "in_float64", "measured_step", "with_the_files_masks"]
 
@@ -119,7 +119,7 @@ class EagerStep:
             written = {name for name, version in _versions(model).items() if versions.get(name) != version}
             buffers = changed(before, state_of(model))  # a checkpoint's backward may change them, too
         gradients = {
-            ("parameter gradient", name): None if p.grad is None else as_in_file(p.grad)
+            ("parameter gradient", name): None if p.grad is None else as_real(p.grad)
             for name, p in model.named_parameters()
             if p.requires_grad
         }

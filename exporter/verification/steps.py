@@ -8,7 +8,7 @@ import io
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,11 +21,11 @@ from exporter.verification.relink import cast_attributes, relink
 from symbolics import torch_private as private
 from symbolics.capture.side_effects import same_values
 from symbolics.errors import ExportError
+from symbolics.node.dtypes import as_real
 from symbolics.node.patterns import listed
 from symbolics.text import said
 
 __all__ = [
-    "as_in_file",
     "backward",
     "buffers_again",
     "changed",
@@ -110,7 +110,7 @@ def compiling_quietly() -> Iterator[None]:
 
 def tensors_of(result: Any) -> list[torch.Tensor]:
     """The tensors of what a model returned, flat."""
-    return [as_in_file(leaf) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    return [as_real(leaf) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 
 
 def shapes_of(outputs: Sequence[torch.Tensor]) -> list[list[int]]:
@@ -118,15 +118,10 @@ def shapes_of(outputs: Sequence[torch.Tensor]) -> list[list[int]]:
     return [list(out.shape) for out in outputs]
 
 
-def as_in_file(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor; a complex one as its real and imaginary parts, in a last dimension."""
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-
-
 def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Copies of a model's buffers and parameters, under each of their names."""
     named = (*model.named_buffers(remove_duplicate=False), *model.named_parameters(remove_duplicate=False))
-    return {name: as_in_file(tensor.detach()).clone() for name, tensor in named if not torch.nn.parameter.is_lazy(tensor)}
+    return {name: as_real(tensor.detach()).clone() for name, tensor in named if not torch.nn.parameter.is_lazy(tensor)}
 
 
 def changed(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -142,12 +137,12 @@ def backward(outputs: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor 
         torch.autograd.backward([out for out, _ in roots], [g for _, g in roots])
 
 
-def buffers_again(module: torch.nn.Module, names: Iterable[str]) -> Callable[[], None]:
+def buffers_again(module: torch.nn.Module, names: Collection[str]) -> Callable[[], None]:
     """What gives buffers the values that they have now: each timed step begins as the first one, so that a cache does not run over.
 
     A buffer through which gradients flow stays: the step that reads it fails, and that is to be said.
     """
-    kept = {name: value.detach().clone() for name, value in module.named_buffers() if name in set(names)}
+    kept = {name: value.detach().clone() for name, value in module.named_buffers() if name in names}
 
     def again() -> None:
         for name, value in kept.items():

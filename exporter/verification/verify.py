@@ -153,7 +153,8 @@ def verify(
     check_model(case.model, dynamo=dynamo)
     check_call(case.args, case.kwargs, dynamo=dynamo)
     check_values(case.model, case.args, case.kwargs)
-    case = replace(case, **dict(zip(("args", "kwargs"), each_once(case.args, case.kwargs or {}), strict=True)))
+    args, kwargs = each_once(case.args, case.kwargs or {})
+    case = replace(case, args=args, kwargs=kwargs)
     options = {
         "dynamo": dynamo, "dynamic_shapes": case.dynamic_shapes, "inline": case.inline, "portable": case.portable, "opaque": case.opaque,
         "functions": case.functions, "fallback": case.fallback, "opset_version": opset_version,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pkgutil
 import sys
 import time
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -76,14 +77,19 @@ class FileSteps:
             "seconds": took,
         }
 
-    def elsewhere(self, given: dict[str, Any]) -> dict[str, Any]:
-        """A step from the state that the first one began with."""
+    def again(self, names: Collection[str]) -> None:
+        """Give state the values that the first step began with."""
         import torch
 
-        self._module.zero_grad()
         with torch.no_grad():
             for name, tensor in (*self._module.named_buffers(), *self._module.named_parameters()):
-                tensor.copy_(self._before[name])
+                if name in names:
+                    tensor.copy_(self._before[name])
+
+    def elsewhere(self, given: dict[str, Any]) -> dict[str, Any]:
+        """A step from the state that the first one began with."""
+        self._module.zero_grad()
+        self.again(self._before)
         try:
             return self.found(given)
         except Exception as error:
@@ -105,7 +111,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
     import exporter
     from exporter.verification.memory import HighWater
-    from exporter.verification.steps import buffers_again, measured
+    from exporter.verification.steps import measured
     from symbolics.errors import RunError
 
     torch.set_num_threads(job["threads"])
@@ -118,14 +124,13 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     seconds = {"load": time.perf_counter() - begin}
     if not job["gradients"]:
         module.requires_grad_(False)
-    file, again = FileSteps(module, job), buffers_again(module, [name for name, _ in module.named_buffers()])
-    memory = HighWater()
+    file, memory = FileSteps(module, job), HighWater()
     example, *others = job["steps"]
     first = file.found(example)
     seconds["first step"] = first["seconds"]
     # What is kept of the first step is no part of the others.
     kept = [*first["outputs"], *first["gradients"].values(), *first["buffers"].values()]
-    seconds["onnxruntime step"], used = measured(lambda: file.step(example), job["count"], memory, again)
+    seconds["onnxruntime step"], used = measured(lambda: file.step(example), job["count"], memory, lambda: file.again(first["buffers"]))
     used = None if used is None else max(0, used - sum(tensor.nbytes for tensor in kept if tensor is not None))
     return {
         "steps": [first, *(file.elsewhere(given) for given in others)],

@@ -7,7 +7,9 @@ import torch
 
 from symbolics.errors import ExportError
 
-__all__ = ["DTYPES", "onnx_type"]
+__all__ = ["DTYPES", "HALVES", "as_real", "onnx_type"]
+
+HALVES = (torch.float16, torch.bfloat16)
 
 _PAIRS = {
     torch.float32: ir.DataType.FLOAT, torch.float64: ir.DataType.DOUBLE, torch.float16: ir.DataType.FLOAT16, torch.bfloat16: ir.DataType.BFLOAT16,
@@ -34,3 +36,8 @@ def onnx_type(dtype: torch.dtype) -> int:
             "or name in opaque= a module around it that does"
         )
     return int(_PAIRS[dtype])
+
+
+def as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor; a complex one as its real and imaginary parts, in a last dimension, as files have it."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor

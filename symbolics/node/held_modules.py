@@ -16,6 +16,7 @@ from symbolics import torch_private as private
 from symbolics.errors import RunError
 from symbolics.node.arguments import has_codec
 from symbolics.node.containers import ModulePlace, Slot, expand_leaves, fill, slots
+from symbolics.node.dtypes import as_real
 from symbolics.node.names import is_of_torch, qualified_name
 from symbolics.node.plain_objects import carries_more, holders_in
 
@@ -107,7 +108,7 @@ class Held:
 
     def outside(self, tensors: Sequence[Any]) -> list[Any]:
         """The inverse of `inside`."""
-        return [torch.view_as_real(tensor.resolve_conj()) if tensor.dtype.is_complex else tensor for tensor in tensors]
+        return [as_real(tensor) for tensor in tensors]
 
     def run(
         self,

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
+from symbolics.node.dtypes import HALVES
+
 __all__ = ["DECOMPOSITIONS"]
 
 aten = torch.ops.aten
 _Tensors = tuple[torch.Tensor | None, ...]
-_HALVES = (torch.float16, torch.bfloat16)
 
 
 def _convolution_backward(
@@ -141,7 +142,7 @@ def _batch_norm_in_training(
     """
     if not training:
         return NotImplemented
-    axes, kind = [0, *range(2, x.dim())], torch.float32 if x.dtype in _HALVES else x.dtype
+    axes, kind = [0, *range(2, x.dim())], torch.float32 if x.dtype in HALVES else x.dtype
     of_channels = [1, x.shape[1], *[1] * (x.dim() - 2)]
     values = x.to(kind)
     centre = values.mean(axes, keepdim=True)

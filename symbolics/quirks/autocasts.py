@@ -10,7 +10,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from symbolics import torch_private as private
-from symbolics.quirks.rewriting import HALVES, Rewrite
+from symbolics.node.dtypes import HALVES
+from symbolics.quirks.rewriting import Rewrite
 
 __all__ = ["as_autocast_has_it"]
 

@@ -10,11 +10,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from symbolics import torch_private as private
+from symbolics.node.dtypes import HALVES
 
-__all__ = ["HALVES", "Rewrite", "call", "in_float", "in_place", "instead", "instead_in_torchscript", "stopped", "write"]
+__all__ = ["Rewrite", "call", "in_float", "in_place", "instead", "instead_in_torchscript", "stopped", "write"]
 
 Rewrite = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
-HALVES = (torch.float16, torch.bfloat16)
 
 
 def call(rewrite: Rewrite | None, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

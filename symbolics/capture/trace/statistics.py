@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 import symbolics.capture.opaque_op  # noqa: F401  (it defines the mark)
 from symbolics import torch_private as private
+from symbolics.node.dtypes import HALVES
 
 __all__ = ["RunningStatistics"]
 
@@ -70,7 +71,7 @@ class RunningStatistics:
         self._unsaid = [update for update in self._unsaid if not any(update is other for other in said)]
         for update in said:
             kind = update.running[0].dtype
-            x = torch.ops.pythonop.stop_gradient(update.x.to(torch.float32 if kind in (torch.float16, torch.bfloat16) else kind))
+            x = torch.ops.pythonop.stop_gradient(update.x.to(torch.float32 if kind in HALVES else kind))
             axes = [axis for axis in range(x.dim()) if axis != 1]
             for running, batch in zip(update.running, (x.mean(axes), x.var(axes))):
                 with torch.no_grad():

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from symbolics import torch_private as private
+from symbolics.node.dtypes import HALVES
 from symbolics.quirks.quirk import Quirk
-from symbolics.quirks.rewriting import HALVES, Rewrite, instead
+from symbolics.quirks.rewriting import Rewrite, instead
 
 __all__ = ["ANTIALIAS", "QUIRK"]
 

@@ -53,17 +53,16 @@ def _diagonal(original: Any, g: Any, x: Any, offset: Any, dim1: Any, dim2: Any) 
     pair = [axis % rank for axis in pair]
     x = g.op("Transpose", x, perm_i=[*(axis for axis in range(rank) if axis not in pair), *pair])
 
-    def whole(*numbers: int) -> Any:
-        return g.op("Constant", value_t=torch.tensor(numbers))
+    def whole(value: int | list[int]) -> Any:
+        return g.op("Constant", value_t=torch.tensor(value))
 
-    x = g.op("Slice", x, whole(abs(start)), whole(2**62), whole(rank - 1 if start >= 0 else rank - 2))
+    x = g.op("Slice", x, whole([abs(start)]), whole([2**62]), whole([rank - 1 if start >= 0 else rank - 2]))
     shape = g.op("Shape", x)
-    rows, columns = (g.op("Gather", shape, g.op("Constant", value_t=torch.tensor(axis))) for axis in (rank - 2, rank - 1))
-    length, step = g.op("Min", rows, columns), g.op("Add", columns, g.op("Constant", value_t=torch.tensor(1)))
-    zero, one = (g.op("Constant", value_t=torch.tensor(number)) for number in (0, 1))
-    places = g.op("Mul", g.op("Range", zero, length, one), step)
-    outer = g.op("Slice", shape, whole(0), whole(rank - 2), whole(0))
-    flat = g.op("Reshape", x, g.op("Concat", outer, g.op("Mul", g.op("Unsqueeze", rows, whole(0)), columns), axis_i=0))
+    rows, columns = (g.op("Gather", shape, whole(axis)) for axis in (rank - 2, rank - 1))
+    length, step = g.op("Min", rows, columns), g.op("Add", columns, whole(1))
+    places = g.op("Mul", g.op("Range", whole(0), length, whole(1)), step)
+    outer = g.op("Slice", shape, whole([0]), whole([rank - 2]), whole([0]))
+    flat = g.op("Reshape", x, g.op("Concat", outer, g.op("Mul", g.op("Unsqueeze", rows, whole([0])), columns), axis_i=0))
     return g.op("Gather", flat, places, axis_i=rank - 2)
 
 

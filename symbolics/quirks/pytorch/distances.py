@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from symbolics import torch_private as private
+from symbolics.node.dtypes import HALVES
 from symbolics.quirks.quirk import Quirk
-from symbolics.quirks.rewriting import HALVES, instead, stopped
+from symbolics.quirks.rewriting import instead, stopped
 
 __all__ = ["DISTANCES", "QUIRK"]
 

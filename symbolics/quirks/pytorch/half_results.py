@@ -9,10 +9,11 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from symbolics import torch_private as private
+from symbolics.node.dtypes import HALVES
 from symbolics.quirks.pytorch.masked_rows import nothing_where_all_is_masked
 from symbolics.quirks.pytorch.scalars import SCALARS
 from symbolics.quirks.quirk import Quirk
-from symbolics.quirks.rewriting import HALVES, Rewrite, call
+from symbolics.quirks.rewriting import Rewrite, call
 
 __all__ = ["HALF_RESULTS", "QUIRK"]
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from symbolics.node.dtypes import HALVES
 from symbolics.quirks.quirk import Quirk
-from symbolics.quirks.rewriting import HALVES, Rewrite, in_place, instead, stopped
+from symbolics.quirks.rewriting import Rewrite, in_place, instead, stopped
 
 __all__ = ["LOGARITHM_BASES", "QUIRK"]
 

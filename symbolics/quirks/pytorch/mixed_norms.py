@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from symbolics.node.dtypes import HALVES
 from symbolics.quirks.quirk import Quirk
-from symbolics.quirks.rewriting import HALVES
 
 __all__ = ["MIXED_NORMS", "QUIRK", "normalized"]
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from symbolics import torch_private as private
+from symbolics.node.dtypes import HALVES
 from symbolics.quirks.pytorch.mixed_norms import normalized
 from symbolics.quirks.quirk import Quirk
-from symbolics.quirks.rewriting import HALVES
 
 __all__ = ["BATCH_NORM", "QUIRK", "with_weights"]
 

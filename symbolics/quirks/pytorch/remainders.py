@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from symbolics import torch_private as private
+from symbolics.node.dtypes import HALVES
 from symbolics.quirks.pytorch.rounding import ROUNDING
 from symbolics.quirks.quirk import Quirk
-from symbolics.quirks.rewriting import HALVES, Rewrite, in_float, in_place, instead
+from symbolics.quirks.rewriting import Rewrite, in_float, in_place, instead
 
 __all__ = ["QUIRK", "REMAINDERS"]
 

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from symbolics import torch_private as private
+from symbolics.node.dtypes import HALVES
 from symbolics.quirks.quirk import Quirk
-from symbolics.quirks.rewriting import HALVES, Rewrite, in_float, in_place, instead, instead_in_torchscript
+from symbolics.quirks.rewriting import Rewrite, in_float, in_place, instead, instead_in_torchscript
 
 __all__ = ["GAPS", "QUIRK", "UNARY"]
 

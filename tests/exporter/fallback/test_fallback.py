@@ -173,6 +173,12 @@ def test_a_training_step_names_the_users_model(inside):
     assert [str(dim) for dim in step.model.graph.inputs[0].shape[:2]] == ["time", "batch"]
 
 
+def test_a_model_with_an_attribute_of_any_name(x):
+    model = Net(Branch())
+    model.given = "anything"
+    assert taken(model, x).fallback == f"opaque=[{named(Branch)}]"
+
+
 def test_one_tensor_given_twice(x):
     class Both(nn.Module):
         def forward(self, a, b):
