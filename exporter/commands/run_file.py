@@ -197,7 +197,7 @@ def made_up_inputs(proto: onnx.ModelProto, dims: Mapping[str, int], seed: int) -
     """Random floats, zeros of every other type, one array per input that no initializer gives.
 
     Raises:
-        FormatError: An input has no type or shape.
+        FormatError: An input has no type or shape, or one that no array has.
     """
     random = np.random.default_rng(seed)
     out: dict[str, np.ndarray] = {}
@@ -207,7 +207,12 @@ def made_up_inputs(proto: onnx.ModelProto, dims: Mapping[str, int], seed: int) -
             raise FormatError(f"the input {shown(value.name)} is no typed tensor: give it with --inputs")
         shape = [d.dim_value if d.HasField("dim_value") else dims.get(d.dim_param, 2) for d in kind.shape.dim]
         dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
-        out[value.name] = random.standard_normal(shape).astype(dtype) if _is_random(dtype) else np.zeros(shape, dtype)
+        try:
+            out[value.name] = random.standard_normal(shape).astype(dtype) if _is_random(dtype) else np.zeros(shape, dtype)
+        except (ValueError, MemoryError) as error:
+            raise FormatError(
+                f"no array of the shape {shape} can be made for the input {shown(value.name)}: give it with --inputs"
+            ) from error
     return out
 
 

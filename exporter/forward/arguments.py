@@ -16,7 +16,7 @@ from symbolics import torch_private as private
 from symbolics.errors import ArgumentError, ExportError
 from symbolics.text import cause, shown
 
-__all__ = ["check_call", "check_model", "check_options", "check_shapes", "check_values", "keywords_apart", "signature_of"]
+__all__ = ["check_call", "check_model", "check_options", "check_shapes", "check_values", "in_order", "keywords_apart", "signature_of"]
 
 
 def check_model(model: Any, *, dynamo: bool) -> None:
@@ -144,13 +144,13 @@ def keywords_apart(
     Where it cannot, the dictionary is the value of the argument that it stands for, which gets its name: torch's exporters would take it apart.
     """
     if kwargs or not args or not isinstance(args[-1], dict):
-        return args, _in_order(model, kwargs or {})
+        return args, dict(kwargs or {})
     try:
         signature_of(model).bind(*args[:-1], **args[-1])
     except (TypeError, ValueError):
         pass
     else:
-        return args[:-1], _in_order(model, args[-1])
+        return args[:-1], dict(args[-1])
     try:
         *_, name = signature_of(model).bind(*args).arguments
         signature_of(model).bind(*args[:-1], **{name: args[-1]})
@@ -159,8 +159,8 @@ def keywords_apart(
     return args[:-1], {name: args[-1]}
 
 
-def _in_order(model: torch.nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments in the order of forward's signature, as all else here has the inputs."""
+def in_order(model: torch.nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments in the order of forward's signature: the older exporter's inputs come so, those of the newer one as they are given."""
     try:
         order = list(signature_of(model).parameters)
     except (TypeError, ValueError):

@@ -109,8 +109,8 @@ def _settle_inputs(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[s
     if options.get("dynamic_axes"):
         options["dynamic_axes"] = checked_axes(called, names, options["dynamic_axes"], options.get("output_names"))
         all_tensors = all(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(called))
-        if names and options["dynamic_shapes"] is None and not all_tensors:
-            # torch makes shapes of them, too, and fails at arguments that are no tensors.
+        if names and options["dynamic_shapes"] is None and (kwargs or not all_tensors):
+            # torch makes shapes of them, too: it fails at arguments that are no tensors, and takes keywords for positional ones.
             options["dynamic_shapes"] = shapes_by_axes(model, args, kwargs, names, options.pop("dynamic_axes"))
     taken = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
     if names and any(name != name.lower() for name in names) and taken.isdisjoint(names):

@@ -80,7 +80,7 @@ def export(
         >>> program.save("model.onnx")
     """
     # With the hook come sympy and onnxscript, half a second that torch's exporters need anyway: a program that may export waits for it when it does.
-    from exporter.forward.arguments import check_call, check_model, check_options, check_shapes, keywords_apart
+    from exporter.forward.arguments import check_call, check_model, check_options, check_shapes, in_order, keywords_apart
     from exporter.forward.hook import hook
     from exporter.forward.inputs import dynamic_axes
     from symbolics import torch_private as private
@@ -98,7 +98,8 @@ def export(
         # The TorchScript exporter writes no file of its own either: the hook keeps what it made.
         options["f"] = None
         if dynamic_shapes is not None:
-            options["dynamic_axes"] = dynamic_axes(model, *keywords_apart(model, args, kwargs), dynamic_shapes, options.get("input_names"))
+            positional, keywords = keywords_apart(model, args, kwargs)
+            options["dynamic_axes"] = dynamic_axes(model, positional, in_order(model, keywords), dynamic_shapes, options.get("input_names"))
     else:
         options["dynamic_shapes"] = dynamic_shapes
         options.setdefault("verbose", False)

@@ -44,7 +44,7 @@ def input_names(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def named_tensors(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """The tensors of a call by the names of the inputs that they become, in the order of forward's signature."""
+    """The tensors of a call by the names of the inputs that they become: positional arguments, then keywords as they are given."""
     return {
         name: tensor for argument, value, _ in _arguments(model, args, kwargs, None) for name, tensor, _ in _leaves(argument, value, None)
     }
@@ -248,18 +248,23 @@ def _tensors(
 
 
 def _arguments(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any) -> Iterator[tuple[str, Any, Any]]:
-    """(name, value, what dynamic_shapes has for it) of each argument; those that forward takes as ``**kwargs`` have their own names."""
+    """(name, value, what dynamic_shapes has for it) of each argument: positional ones, then keywords as they are given.
+
+    What forward takes as ``**kwargs`` has its own names.
+    """
     signature = signature_of(model)
     arguments = signature.bind(*args, **kwargs).arguments
     if isinstance(shapes, (tuple, list)):
         shapes = dict(zip(arguments, shapes, strict=False))
+    shapes = shapes if isinstance(shapes, dict) else {}
+    named: dict[str, tuple[Any, Any]] = {}
     for name, value in arguments.items():
-        spec = shapes.get(name) if isinstance(shapes, dict) else None
-        if signature.parameters[name].kind is not inspect.Parameter.VAR_KEYWORD:
-            yield name, value, spec
-            continue
-        for key, item in value.items():
-            yield key, item, spec.get(key) if isinstance(spec, dict) else None
+        spec = shapes.get(name)
+        if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+            named |= {key: (item, spec.get(key) if isinstance(spec, dict) else None) for key, item in value.items()}
+        else:
+            named[name] = value, spec
+    yield from ((name, *named[name]) for name in sorted(named, key=lambda name: [*kwargs].index(name) + 1 if name in kwargs else 0))
 
 
 def _leaves(name: str, value: Any, spec: Any) -> Iterator[tuple[str, torch.Tensor, Any]]:

@@ -15,7 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from exporter.files.program import Program
-from exporter.forward.arguments import check_call, check_model, keywords_apart
+from exporter.forward.arguments import check_call, check_model, in_order, keywords_apart
 from exporter.forward.eager_failure import eager_failure
 from exporter.forward.failures import of_torch
 from exporter.forward.finish import finish
@@ -72,6 +72,7 @@ def export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: A
         options["training"] = torch.onnx.TrainingMode.PRESERVE
     args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     args, keywords = keywords_apart(model, args, options.pop("kwargs", None))
+    keywords = in_order(model, keywords)
     with surroundings(current, options.get("verbose")), held_plainly(model):
         translates(None, options.get("opset_version"))
         if isinstance(model, torch.jit.ScriptModule):

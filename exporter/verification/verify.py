@@ -21,7 +21,7 @@ from exporter.errors import short
 from exporter.files.named import names_in
 from exporter.files.program import Program
 from exporter.files.tensors import data_files
-from exporter.forward.arguments import check_call, check_model, check_values
+from exporter.forward.arguments import check_call, check_model, check_values, in_order
 from exporter.forward.case import Case
 from exporter.forward.eager_failure import eager_failure
 from exporter.forward.export import export
@@ -154,7 +154,7 @@ def verify(
     check_call(case.args, case.kwargs, dynamo=dynamo)
     check_values(case.model, case.args, case.kwargs)
     args, kwargs = each_once(case.args, case.kwargs or {})
-    case = replace(case, args=args, kwargs=kwargs)
+    case = replace(case, args=args, kwargs=kwargs if dynamo else in_order(case.model, kwargs))
     options = {
         "dynamo": dynamo, "dynamic_shapes": case.dynamic_shapes, "inline": case.inline, "portable": case.portable, "opaque": case.opaque,
         "functions": case.functions, "fallback": case.fallback, "opset_version": opset_version,

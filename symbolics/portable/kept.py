@@ -46,7 +46,7 @@ def keep(traced: torch.fx.GraphModule, names: frozenset[str], outputs: int) -> i
     for node in nodes[:-1]:
         if node in forward:
             continue
-        if any(_is_inner(value, forward) for value in changed_by(node)):
+        if any(_is_inner(_source(value), forward) for value in changed_by(node)):
             raise ValueError(f"its backward changes a tensor that its forward has saved ({node.target})")
         for read in node.all_input_nodes:
             value = _source(read)

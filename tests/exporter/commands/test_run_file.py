@@ -100,3 +100,15 @@ def test_a_size_that_nobody_chose_is_said_where_the_run_fails(pictures, line):
     assert chosen.exit_code == 2 and "had size 2" not in chosen.output, chosen.output
     fits = CliRunner().invoke(main, [*arguments, "--dim", "height=16", "--dim", "width=16"])
     assert fits.exit_code == 0, fits.output
+
+
+@pytest.mark.parametrize("size", [-1, 2**62, 2**40])
+@pytest.mark.parametrize("command", ["run", "profile"])
+def test_sizes_that_no_array_has(command, size, run, path):
+    proto = onnx.parser.parse_model('<ir_version: 10, opset_import: ["" : 20]> f (float[n, 2] x) => (float[n, 2] y) { y = Sin(x) }')
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = size
+    onnx.save(proto, path)
+    done = run(command, path)
+    assert isinstance(done.exception, SystemExit), done.exception
+    assert f"no array of the shape [{size}, 2] can be made for the input x" in " ".join(done.output.split()), done.output

@@ -194,7 +194,7 @@ class Ordered(nn.Module):
 
 
 def test_keywords_in_another_order_and_axes_of_some_arguments(dynamo):
-    """Inputs come in the order of forward's signature; an argument that dynamic_shapes does not name has fixed sizes."""
+    """Inputs come as torch alone has them, and keep their axes; an argument that dynamic_shapes does not name has fixed sizes."""
     x, pair, kwargs = torch.randn(2), [torch.randn(2)], {"a": torch.randn(5, 3), "b": torch.randn(3, 2)}
     shapes = {"b": {1: "columns"}, "a": {0: "rows"}}
     program = exporter.export(Ordered(), (x, pair), kwargs, dynamo=dynamo, dynamic_shapes=shapes)
@@ -203,3 +203,17 @@ def test_keywords_in_another_order_and_axes_of_some_arguments(dynamo):
     }  # fmt: skip
     other = {"a": torch.randn(7, 3), "b": torch.randn(3, 4)}
     torch.testing.assert_close(exporter.load(program)(x, pair, **other), Ordered()(x, pair, **other))
+    assert [value.name for value in program.model.graph.inputs] == ["x", "pair_0", *("ab" if dynamo else "ba")]
+
+
+def test_names_of_inputs_for_keywords_in_another_order(tmp_path, dynamo):
+    """torch alone gives input_names in the order of its inputs."""
+    x, pair, kwargs = torch.randn(2), [torch.randn(2)], {"a": torch.randn(2, 3), "b": torch.randn(2, 3)}
+    names = ["x", "pair", *(("of_a", "of_b") if dynamo else ("of_b", "of_a"))]
+    axes = {"of_a": {0: "rows"}, "of_b": {0: "rows"}}
+    program = exporter.export(Ordered(), (x, pair), kwargs, dynamo=dynamo, input_names=names, dynamic_axes=axes)
+    got = exporter.load(program)(x=x, pair=pair[0], of_a=kwargs["a"], of_b=kwargs["b"])
+    torch.testing.assert_close(got, Ordered()(x, pair, **kwargs))
+    program.save(tmp_path / "m.onnx")
+    report = exporter.verify(Ordered(), (x, pair), kwargs, dynamo=dynamo, file=tmp_path / "m.onnx")
+    assert report.ok, str(report)
