@@ -26,7 +26,7 @@ def functions_in(model: ir.Model) -> list[str]:
 
 
 def _classes_in(tree: Any) -> Iterator[str]:
-    """The names of the classes in a tree that are not torch's own; of what is no tree, nothing."""
+    """The names of the classes in a tree but torch's layers, which need no entry inside of what has one; of what is no tree, nothing."""
     waiting = [tree]
     while waiting:
         one = waiting.pop()
@@ -48,8 +48,7 @@ def names_of_call(node: ir.Node) -> list[str]:
     functions among the arguments. Nothing of a node that is no call."""
     found: list[str] = []
     if (is_python_op(node) or is_python_op_tangent(node)) and "name" in node.attributes:
-        if not is_of_torch(name := node.attributes["name"].as_string()):
-            found.append(name)
+        found.append(node.attributes["name"].as_string())
         if CALL_ATTRIBUTE in node.attributes:
             call = json.loads(node.attributes[CALL_ATTRIBUTE].as_string())
             if call.get("operator") and call["operator"]["module"] != "torch":  # which every process has

@@ -141,6 +141,8 @@ def find_module(call: AutogradCall, origin: ModuleOrigin, gate: Gate) -> CalledM
         return called
     if origin.tree.get("name") != call.name:
         raise FormatError.damaged(title, "its call attribute says another class")
+    if is_of_torch(call.name):
+        gate("module", call.name)  # inside of what is allowed, layers need no entry
     return CalledModule(origin, read_module(origin.tree, origin.state, gate, title, origin.complex))
 
 

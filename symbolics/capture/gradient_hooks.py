@@ -241,12 +241,14 @@ def _read_instead(program: Any, value: Any, other: Any, unless: Collection[Any] 
 
 def _merge_given_back(program: Any) -> None:
     """What gives its argument back (``x.type_as(x)``) is a node of its own, and for the model the same tensor: all read the argument."""
+    _, mode = private.fake_mode()
     for node in list(program.graph.nodes):
         if not private.is_composite(node.target):
             continue
-        given = {id(each.meta["val"]): each for each in node.all_input_nodes if isinstance(each.meta.get("val"), torch.Tensor)}
+        examples = {each: _example(each.meta.get("val"), mode) for each in node.all_input_nodes}
+        given = {id(value): each for each, value in examples.items() if isinstance(value, torch.Tensor)}
         try:
-            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), examples.__getitem__)
             result = node.target(*args, **kwargs)
         except Exception:
             continue
@@ -254,6 +256,15 @@ def _merge_given_back(program: Any) -> None:
         if isinstance(result, (list, tuple)):
             parts = [(user, result[user.args[1]]) for user in node.users if user.target is operator.getitem]
         for part, value in parts:
-            if id(value) in given:
+            if id(value) in given and str(part.meta["val"].shape) == str(given[id(value)].meta["val"].shape):
                 _read_instead(program, part, given[id(value)])
                 program.graph.erase_node(part)
+
+
+def _example(value: Any, mode: Any) -> Any:
+    """A value of the program with the sizes of the example: to compute with the program's own would settle open ones."""
+    if isinstance(value, torch.Tensor):
+        shape, strides = ([private.example_size(size) for size in sizes] for sizes in (value.shape, value.stride()))
+        with mode:
+            return torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device)
+    return private.example_size(value) if isinstance(value, torch.SymInt) else value

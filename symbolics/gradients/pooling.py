@@ -53,7 +53,7 @@ def global_max_pool(op: Builder, g: Value, x: Value) -> Value:
 
 @gradient("GlobalAveragePool")
 def global_average_pool(op: Builder, g: Value, x: Value, *, node: ir.Node) -> Value:
-    return op.expand_like(g / op.count_over(x, range(2, op.rank(node, x)), g), x)
+    return op.expand_like(op.shared(g, op.count_over(x, range(2, op.rank(node, x)), g)), x)
 
 
 @gradient("AveragePool")
@@ -65,7 +65,8 @@ def average_pool(
     padding: Sequence[Dim] = [0] * (2 * slide.rank) if auto_pad == "VALID" or not pads else pads
     if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         padding = [*slide.before, *[a if not isinstance(a, int) else max(a, 0) for a in slide.after]]
-    return slide.spread(g / slide.counts(bool(count_include_pad), padding, g))
+    counts = slide.counts(bool(count_include_pad), padding, g)
+    return slide.spread(op.shared(g, counts) if isinstance(counts, float) else g / counts)
 
 
 def _power(op: Builder, x: Value, p: int) -> Value:

@@ -33,7 +33,7 @@ def _count(op: Builder, x: Value, y: Value, axes: Value | None, like: Value) -> 
     before, after = static_shape(x), static_shape(y)
     if before is not None and after is not None:
         return float(math.prod(before) / max(math.prod(after), 1))
-    return op.Cast(op.Div(op.Size(x), op.Max(op.Size(y), op.i64(1))), to=like.dtype)  # of nothing, no division by zero
+    return op.as_count(op.Div(op.Size(x), op.Max(op.Size(y), op.i64(1))), like)  # of nothing, no division by zero
 
 
 def _norm(op: Builder, y: Value) -> Value:
@@ -43,7 +43,7 @@ def _norm(op: Builder, y: Value) -> Value:
 
 _LINES: dict[str, RuleFunction] = {
     "ReduceSum": lambda op, g, x, *, node: op.expand_like(_keep(op, g, node), x),
-    "ReduceMean": lambda op, g, x, axes, *, y, node: op.expand_like(_keep(op, g / _count(op, x, y, axes, g), node), x),
+    "ReduceMean": lambda op, g, x, axes, *, y, node: op.expand_like(_keep(op, op.shared(g, _count(op, x, y, axes, g)), node), x),
     "ReduceL1": lambda op, g, x, *, node: _keep(op, g, node) * op.Sign(x),
     "ReduceL2": lambda op, g, x, *, y, node: x * (_keep(op, g, node) / _norm(op, _keep(op, y, node))),
     "ReduceLogSum": lambda op, g, x, *, y, node: op.expand_like(_keep(op, g / op.Exp(y), node), x),

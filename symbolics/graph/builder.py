@@ -15,10 +15,12 @@ import onnx_ir as ir
 from symbolics.graph.emitter import Emitter
 from symbolics.graph.peepholes import PEEPHOLES, made_here
 from symbolics.graph.sums import joined
-from symbolics.graph.values import dtype_of, static_shape, unsupported
+from symbolics.graph.values import HALVES, dtype_of, static_shape, unsupported
 from symbolics.node.limits import MAX_UNROLLED
 
 __all__ = ["Builder"]
+
+_COUNTED = 256  # every whole number up to this is one of bfloat16, and so of float16
 
 
 class Builder(Emitter):
@@ -152,12 +154,22 @@ class Builder(Emitter):
         return self.Mul(x, factor)
 
     def count_over(self, x: ir.Value, axes: Sequence[int], like: ir.Value) -> float | ir.Value:
-        """How many elements x has along the axes, in the element type of ``like``."""
+        """How many elements x has along the axes; a value is of the element type of ``like``, of float32 where that is a half type."""
         dims = [self.dim(x, a) for a in axes]
         known = [d for d in dims if isinstance(d, int)]
         if len(known) == len(dims):
             return float(np.prod(known))
-        return self.Cast(self.ReduceProd(self.vector(dims), keepdims=0), to=like.dtype)
+        return self.as_count(self.ReduceProd(self.vector(dims), keepdims=0), like)
+
+    def as_count(self, number: ir.Value, like: ir.Value) -> ir.Value:
+        """A whole number as what a value of the type of ``like`` is divided by: a half type has few of them exactly, and float16 none above 65504."""
+        return self.Cast(number, to=ir.DataType.FLOAT if like.dtype in HALVES else like.dtype)
+
+    def shared(self, v: ir.Value, count: float | ir.Value) -> ir.Value:
+        """v / count, in float32 where v is of a half type that may not have the count."""
+        if v.dtype not in HALVES or (isinstance(count, float) and count <= _COUNTED):
+            return self.Div(v, count)
+        return self.Cast(self.Div(self.Cast(v, to=ir.DataType.FLOAT), count), to=v.dtype)
 
     def numbers(self, x: ir.Value) -> ir.Value:
         """The element numbers 0..n-1 in the shape of x: where a movement puts them is where the elements go."""

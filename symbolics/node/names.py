@@ -137,7 +137,7 @@ NEW_VARIANCE = "pythonop.new_running_variance"
 
 
 def is_of_torch(name: str) -> bool:
-    """Whether a class of modules is one of torch.nn's own layers and containers: they compute on tensors, and do nothing else."""
+    """Whether a class of modules is one of torch.nn's own layers and containers: inside of an allowed module they need no entry."""
     return name.startswith("torch.nn.modules.")
 
 

@@ -20,6 +20,7 @@ import torch
 __all__ = [
     "computed_size",
     "condition_on_sizes",
+    "example_size",
     "fake_mode",
     "fake_tensor",
     "functionalized",
@@ -93,6 +94,11 @@ def computed_size(env: Any, expression: Any, example: int) -> torch.SymInt:
 def same_size(size: torch.SymInt) -> torch.SymInt:
     """The same size as another object."""
     return size.node.shape_env.create_symintnode(size.node.expr, hint=size.node.hint)
+
+
+def example_size(size: int | torch.SymInt) -> int:
+    """What a size is in the example, without a word to the trace that it is asked about."""
+    return size if isinstance(size, int) else size.node.hint
 
 
 def never_negative(expression: Any) -> bool:

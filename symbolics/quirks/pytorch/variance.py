@@ -1,4 +1,4 @@
-"""Variances whose correction is no whole number, and the slope of a deviation of 0."""
+"""Variances whose correction is no whole number, those of a half type, and the slope of a deviation of 0."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ from typing import Any
 import torch
 
 from symbolics import torch_private as private
+from symbolics.node.dtypes import HALVES
 from symbolics.quirks.quirk import Quirk
 from symbolics.quirks.rewriting import Rewrite, in_float
 
 __all__ = ["QUIRK", "VARIANCE", "deviation"]
 
 QUIRK = Quirk(
-    upstream="torch", seen="2.13", wrong="TorchScript takes a correction of 0.5 for 0; the gradient of std_mean where all are equal is NaN"
+    upstream="torch",
+    seen="2.13",
+    wrong="TorchScript takes a correction of 0.5 for 0, and counts in the type of the tensor: 100000 elements of float16 have the variance NaN; the gradient of "
+    "std_mean where all are equal is NaN",
 )
 
 
+@in_float
 def variance(x: torch.Tensor, *args: Any, correction: float | None = None, **kwargs: Any) -> torch.Tensor:
     """torch.var: the sum of squares over the number of elements less the correction."""
     if correction is None or float(correction).is_integer() or not private.is_tracing():
@@ -28,12 +33,12 @@ def variance(x: torch.Tensor, *args: Any, correction: float | None = None, **kwa
     return mean_square * (count / (count - correction).clamp(min=0))
 
 
-def _fractional(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return private.is_tracing() and not float(kwargs.get("correction") or 0).is_integer()
+def _is_wrong(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return private.is_tracing() and (args[0].dtype in HALVES or not float(kwargs.get("correction") or 0).is_integer())
 
 
 def _var(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return variance(*args, **kwargs) if _fractional(func, args, kwargs) else func(*args, **kwargs)
+    return variance(*args, **kwargs) if _is_wrong(args, kwargs) else func(*args, **kwargs)
 
 
 @in_float
@@ -49,7 +54,7 @@ def _root(square: torch.Tensor) -> torch.Tensor:
 
 
 def _var_mean(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if not _fractional(func, args, kwargs):
+    if not _is_wrong(args, kwargs):
         return func(*args, **kwargs)
     _, mean = torch.var_mean(*args, **{**kwargs, "correction": 0})
     return variance(*args, **kwargs), mean

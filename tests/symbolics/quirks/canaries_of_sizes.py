@@ -1,4 +1,4 @@
-"""As canaries.py: sizes that are open, and the types of integers."""
+"""As canaries.py: sizes that are open, the types of integers and the range of float16."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ def powers():
 
 def remainders():
     return torchscript_differs(lambda x: torch.remainder(x, -1.1), torch.arange(1.0, 60) * 1.1)
+
+
+def half_numbers():
+    return torchscript_differs(lambda x: x / 90000, torch.tensor([30000.0], dtype=torch.float16))
 
 
 def shifts():
