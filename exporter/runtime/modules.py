@@ -18,7 +18,7 @@ from symbolics.node.call import AutogradCall, ModuleOrigin
 from symbolics.node.containers import ModulePlace, expand_leaves
 from symbolics.node.held_modules import Held, with_modules
 from symbolics.node.modules import read_module
-from symbolics.node.names import qualified_name
+from symbolics.node.names import is_of_torch, qualified_name
 from symbolics.text import shown
 
 __all__ = ["CalledModule", "check_module", "find_module"]

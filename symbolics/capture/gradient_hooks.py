@@ -245,9 +245,9 @@ def _merge_given_back(program: Any) -> None:
     for node in list(program.graph.nodes):
         if not private.is_composite(node.target):
             continue
-        examples = {each: _example(each.meta.get("val"), mode) for each in node.all_input_nodes}
-        given = {id(value): each for each, value in examples.items() if isinstance(value, torch.Tensor)}
         try:
+            examples = {each: _example(each.meta.get("val"), mode) for each in node.all_input_nodes}
+            given = {id(value): each for each, value in examples.items() if isinstance(value, torch.Tensor)}
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), examples.__getitem__)
             result = node.target(*args, **kwargs)
         except Exception:

@@ -33,6 +33,7 @@ from symbolics.quirks.onnxruntime.racing_scatters import scatter_in_turn
 from symbolics.quirks.onnxruntime.rough_spectra import spectra_in_doubles
 from symbolics.quirks.pytorch.angles import ANGLES
 from symbolics.quirks.pytorch.antialias import ANTIALIAS
+from symbolics.quirks.pytorch.assignments import ASSIGNMENTS
 from symbolics.quirks.pytorch.attention_dropout import say_that_attention_drops
 from symbolics.quirks.pytorch.axes import AXES
 from symbolics.quirks.pytorch.bags_of_embeddings import BAGS
@@ -147,7 +148,7 @@ TRACED: tuple[Callable[[torch.nn.Module], AbstractContextManager[None]], ...] = 
 
 #: In place of a call that a model makes while it is traced: takes the function, its arguments and its keyword arguments.
 REWRITES: dict[Any, Rewrite] = {
-    **DATA_GETTER, **CONJUGATES, **COPIES, **MIXED_NORMS, **BATCH_NORM, **INSTANCE_NORM, **OWN_BACKWARD, **ANGLES, **ANTIALIAS, **BAGS, **BINARY_CROSS_ENTROPY, **BOUNDS,
+    **DATA_GETTER, **CONJUGATES, **COPIES, **MIXED_NORMS, **BATCH_NORM, **INSTANCE_NORM, **OWN_BACKWARD, **ANGLES, **ANTIALIAS, **ASSIGNMENTS, **BAGS, **BINARY_CROSS_ENTROPY, **BOUNDS,
     **DISTANCES, **DROPOUTS, **ELLIPSES, **EMBEDDING_RENORMS, **EMPTY_PRODUCTS, **EMPTY_RESHAPES, **FACTORIES, **FAKE_QUANTIZATION, **GAPS, **GAUSSIAN_NLL, **LOGARITHM_BASES, **LOGARITHMS, **LOSSES, **MATRIX_POWERS, **MULTINOMIAL, **NORMAL_DRAWS, **OBSERVERS, **PADDING, **PLACES, **POOLS, **PROJECTIONS, **REPEATS, **ROUNDING, **REMAINDERS, **HALF_NUMBERS, **SCALARS, **HALF_RESULTS, **SCATTERS, **SIZES, **SOFTPLUS, **SPLITS, **STABLE_SORTS, **TRUTH, **UNSORTED, **VARIANCE,
 }  # fmt: skip
 

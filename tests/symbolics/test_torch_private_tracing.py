@@ -60,6 +60,14 @@ def test_computed_size():
         assert torch.cat([torch.empty(size)] * 2).shape[0].node.expr == more.node.expr
 
 
+def test_example_size():
+    env, mode = private.fake_mode()
+    x = private.fake_tensor(mode, torch.zeros(3, 4), (True, False), 0)
+    assert [private.example_size(size) for size in x.shape] == [3, 4]
+    assert not env.guards
+    assert isinstance(x.shape[0], torch.SymInt)
+
+
 def test_same_size():
     _, _, (x,) = fakes(torch.zeros(5))
     again = private.same_size(x.shape[0])

@@ -1,4 +1,4 @@
-"""atan2, the angle of (x, y)."""
+"""atan2, the angle of (x, y), and the angle of a complex number."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ __all__ = ["ANGLES", "QUIRK"]
 QUIRK = Quirk(
     upstream="torch and onnxscript's torchlib",
     seen="2.13, 0.7.2",
-    wrong="atan2(y, x) is written as atan(y / x) with a correction: atan2(0, -1) is -pi, and every gradient at x = 0 is NaN",
+    wrong="atan2(y, x) is written as atan(y / x) with a correction: atan2(0, -1) is -pi, and every gradient at x = 0 is NaN; so is that of "
+    "the angle of a complex 0",
 )
 
 
@@ -45,8 +46,13 @@ def _angle(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return torch.where(steep, sign * (math.pi / 2) - angle, flat)
 
 
+def _of_complex(x: torch.Tensor) -> torch.Tensor:
+    return _angle(x.imag, x.real) if x.is_complex() else NotImplemented
+
+
 _INSTEAD = instead(_angle)
 ANGLES: dict[Any, Rewrite] = {
     **dict.fromkeys((torch.atan2, torch.arctan2, torch.Tensor.atan2, torch.Tensor.arctan2), _INSTEAD),
+    **dict.fromkeys((torch.angle, torch.Tensor.angle), instead(_of_complex)),
     **dict.fromkeys((torch.Tensor.atan2_, torch.Tensor.arctan2_), in_place(_INSTEAD, torch.atan2)),
 }

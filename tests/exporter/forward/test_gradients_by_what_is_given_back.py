@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils import _pytree as pytree
 
+import exporter
+from tests.support import Calls
 from tests.trains import loaded
 
 #: Each gives its 3x3 floats back, or has a step inside that does.
@@ -139,3 +141,35 @@ def test_the_list_has_all_that_torch_gives_back():
                 if any(each is x for each in results) and x._version == 0:
                     found.add(name)
     assert {"contiguous", "flatten", "broadcast_tensors"} <= found <= known, found
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2
+
+
+GRU = nn.GRU(6, 5, batch_first=True)
+#: Composite operators that ask for sizes: what is computed to see whether they give their argument back settles none.
+ASKING = {
+    "nearest": lambda x: F.interpolate(x, scale_factor=2),
+    "bilinear": lambda x: F.interpolate(x, size=(8, 9), mode="bilinear"),
+    "gru": lambda x: GRU(x[:, 0])[0],
+    "sum_to_size": lambda x: x.sum(1, keepdim=True).sum_to_size(x.shape[0], 1, 4, 6),
+    "stft": lambda x: torch.view_as_real(torch.stft(x.flatten(1), 16, window=torch.ones(16), return_complex=True)),
+    "norms": lambda x: F.group_norm(F.instance_norm(x), 2),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ASKING)
+def test_an_open_axis_stays_open_beside_a_Function(name):
+    model = Calls(lambda x: Twice.apply(ASKING[name](x)))
+    program = exporter.export(model, (torch.randn(3, 2, 4, 6),), dynamic_shapes=(({0: "batch"},),))
+    assert str(program.model.graph.inputs[0].shape[0]) == "batch"
+    x = torch.randn(5, 2, 4, 6)
+    torch.testing.assert_close(exporter.load(program, allow=[Twice])(x), model(x), rtol=1e-4, atol=1e-4)

@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional as F
 
 import exporter
+from tests.support import Calls
 from tests.symbolics.gradients.tools import check, gradients, model_of
 
 
@@ -181,3 +182,27 @@ def test_graphs_that_several_threads_build_at_once():
 def test_arithmetic_on_values_outside_of_a_rule_is_said():
     with pytest.raises(ValueError, match="handler|outside of a rule"):
         ir.val("a") + ir.val("b")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_output_whose_rank_hangs_on_an_open_size(dynamo):
+    """squeeze() takes an open axis where it is 1: what comes from outside has the output's rank then."""
+    model = Calls(lambda x: (x * torch.arange(3.0)).squeeze())
+    module = exporter.load(exporter.export(model, (torch.randn(4, 3),), dynamo=dynamo, dynamic_shapes=(({0: "batch"},),)))
+    for rows in (1, 5):
+        ours, theirs = (x.requires_grad_() for x in (torch.ones(rows, 3), torch.ones(rows, 3)))
+        for given, called in ((ours, module), (theirs, model)):
+            called(given).sin().sum().backward()
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_angle_of_a_complex_zero_has_no_slope():
+    """A silent clip among others: eager's gradient is finite."""
+    x = torch.stack([torch.zeros(8), torch.linspace(-1, 1, 8)])
+    module = exporter.load(exporter.export(Calls(lambda x: torch.fft.rfft(x).angle()), (x,)))
+    ours, theirs = (x.clone().requires_grad_() for _ in range(2))
+    module(ours).sin().sum().backward()
+    torch.fft.rfft(theirs).angle().sin().sum().backward()
+    assert theirs.grad.isfinite().all()
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4)

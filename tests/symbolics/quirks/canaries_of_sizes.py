@@ -33,6 +33,15 @@ def half_numbers():
     return torchscript_differs(lambda x: x / 90000, torch.tensor([30000.0], dtype=torch.float16))
 
 
+def assignments():
+    def assigned(x):
+        c = x.clone()
+        c[torch.arange(2), :, torch.arange(2)] = 1.0
+        return c
+
+    return torchscripted(assigned, torch.zeros(2, 3, 2)) is None
+
+
 def shifts():
     result = translated(lambda x: x << 4, torch.tensor([1], dtype=torch.uint8)).graph.outputs[0].producer()
     return result is not None and result.op_type == "Cast" and result.attributes.get_int("to") == ir.DataType.INT8
