@@ -23,7 +23,7 @@ export interface Described {
 /** manifest.json of a folder of artifacts. */
 export interface Manifest {
   format: 1;
-  files: { training: string; eval: string; initial: string; eval_loss?: string; eval_plain?: string };
+  files: { training: string; eval: string; initial: string; eval_loss?: string; eval_plain?: string; unread?: string };
   inputs: Described[];
   targets: Described[];
   loss: string;

@@ -91,9 +91,13 @@ public sealed class Trainer : IDisposable
             dims = entry.Value.GetTensorTypeAndShape().Shape,
             bytes = entry.Value.GetTensorMutableRawData().Length,
         });
-        using var file = File.Create(path);
-        file.Write(Encoding.UTF8.GetBytes(JsonSerializer.Serialize(head) + "\n"));
-        foreach (var value in State.Values) file.Write(value.GetTensorMutableRawData());
+        using (var file = File.Create(path + ".draft")) // killed in the middle, it would leave half a state
+        {
+            file.Write(Encoding.UTF8.GetBytes(JsonSerializer.Serialize(head) + "\n"));
+            foreach (var value in State.Values) file.Write(value.GetTensorMutableRawData());
+            file.Flush(true);
+        }
+        File.Move(path + ".draft", path, true);
     }
 
     /// <summary>Goes on from what Save, or pythonop.mjs, has written, to the same bits.</summary>

@@ -10,7 +10,8 @@ import click
 import onnx
 from click.core import ParameterSource
 
-from exporter.commands.run import read_arrays, sizes_of
+from exporter.commands.arrays import read_arrays
+from exporter.commands.run import sizes_of
 from exporter.commands.run_file import default_sizes, several_feeds, sizes_hint
 from exporter.commands.shared import Failure
 from symbolics.text import shown

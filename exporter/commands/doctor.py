@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import platform
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -10,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -77,7 +77,7 @@ def doctor(
         with status(what, as_json):
             findings.append(_found(what, trial))
     if as_json:
-        Console().print_json(data={"versions": versions, "findings": [asdict(each) for each in findings]})
+        click.echo(json.dumps({"versions": versions, "findings": [asdict(each) for each in findings]}))
     else:
         _show(versions, findings)
     if any(each.word == "fails" for each in findings):

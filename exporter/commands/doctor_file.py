@@ -12,7 +12,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from exporter.commands.run import read_arrays, sizes_of
+from exporter.commands.arrays import read_arrays
+from exporter.commands.run import sizes_of
 from exporter.commands.run_file import feeds_of, sizes_hint
 from exporter.commands.shared import one_message, reported, run_setups, show, status
 from exporter.files.needs import Needs, needs_of

@@ -12,8 +12,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from exporter.commands.providers import provider_option
-from exporter.commands.run import allow_option, dims_option, inputs_option, read_arrays, sizes_of
+from exporter.commands.arrays import read_arrays
+from exporter.commands.providers import check_providers, provider_option
+from exporter.commands.run import allow_option, dims_option, inputs_option, sizes_of
 from exporter.commands.run_file import feeds_of, sizes_hint
 from exporter.commands.shared import (
     Failure,
@@ -84,6 +85,7 @@ def profile(
         run_setups(setups)
         arrays, sizes = read_arrays(inputs) if inputs is not None else {}, sizes_of(dims)
         feeds = feeds_of(proto, arrays, sizes, 0)
+        check_providers(providers)
         with status(f"profiling {file}", as_json), one_message(context, "the run", beside=sizes_hint(proto, arrays, sizes)):
             found = profile_file(file, feeds, allow=allow, runs=times, providers=providers, as_written=as_written, strict=strict)
         if html is not None:

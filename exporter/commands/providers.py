@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-__all__ = ["placement_option", "provider_of", "provider_option"]
+__all__ = ["check_providers", "placement_option", "provider_of", "provider_option"]
 
 
 def _providers(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> list[Any] | None:
@@ -24,6 +24,20 @@ def provider_of(text: str) -> Any:
             raise click.BadParameter(f"{text!r} is not NAME or NAME,OPTION=VALUE,... (openvino,precision=bfloat16)")
         options[key] = value
     return (name, options) if options else name
+
+
+def check_providers(providers: list[Any] | None) -> None:
+    """See that these are here, before a run: where one is not, sizes of inputs have nothing to do with it.
+
+    Raises:
+        RunError, ArgumentError: One is not, or does not take its options.
+    """
+    if providers:
+        from exporter.runtime.library import check_onnxruntime  # loads onnxruntime
+        from exporter.runtime.providers import choose
+
+        check_onnxruntime()
+        choose(providers)
 
 
 _NAMES = "cuda, openvino, openvino,precision=bfloat16. May be repeated."

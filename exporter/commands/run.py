@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from exporter.commands.providers import provider_option
+from exporter.commands.arrays import read_arrays
+from exporter.commands.providers import check_providers, provider_option
 from exporter.commands.run_file import Backend, feeds_of, run_feeds, sizes_hint
 from exporter.commands.shared import (
     Failure,
@@ -31,7 +31,7 @@ from exporter.files.save import writable
 from exporter.files.tensors import data_files
 from symbolics.text import clean
 
-__all__ = ["allow_option", "dims_option", "inputs_option", "read_arrays", "run", "sizes_of"]
+__all__ = ["allow_option", "dims_option", "inputs_option", "run", "sizes_of"]
 
 
 # Options that other commands have that run a file.
@@ -94,6 +94,7 @@ def run(
         engine: Backend = "reference" if reference else "onnxruntime"
         proto, sizes = open_proto(file)[0], sizes_of(dims)
         feeds = feeds_of(proto, arrays, sizes, 0)
+        check_providers(providers)
         with status(f"running {file}", as_json), one_message(context, "the run", beside=sizes_hint(proto, arrays, sizes)):
             facts = run_feeds(
                 file, proto, feeds, allow=allow, output=output, engine=engine, times=times, providers=providers, strict=strict
@@ -131,16 +132,3 @@ def _dim(text: str) -> tuple[str, int]:
     if not equals or not size.isdigit() or not int(size):
         raise Failure(f"--dim {text!r} is not of the form NAME=SIZE")
     return name, int(size)
-
-
-def read_arrays(path: Path) -> dict[str, Any]:
-    """What --inputs names.
-
-    Raises:
-        Failure: It is no .npz file, or cannot be read.
-    """
-    try:
-        with np.load(path, allow_pickle=False) as data:
-            return {name: data[name] for name in data}
-    except (OSError, ValueError, AttributeError) as error:
-        raise Failure(f"cannot read the inputs in {path}: {error}") from error

@@ -18,13 +18,23 @@ from exporter.files.proto import UnreadableFileError, check_plain
 from exporter.files.read import open_model
 from symbolics.errors import ArgumentError, FormatError
 from symbolics.graph.values import dtype_of, name_of
-from symbolics.node.metadata import StateEntry, StepLayout, forget_absent_changes, read_state, results_of, step_of, write_state
-from symbolics.node.names import OUTPUTS_KEY, STATE_KEY
+from symbolics.node.metadata import (
+    StateEntry,
+    StepLayout,
+    forget_absent_changes,
+    read_state,
+    read_transient,
+    results_of,
+    state_of,
+    step_of,
+    write_state,
+)
+from symbolics.node.names import OUTPUTS_KEY, STATE_KEY, TRANSIENT_KEY
 from symbolics.node.result import count_tensors
 from symbolics.text import reason, shown
 
 __all__ = [
-    "EVALUATION", "EVALUATION_LOSS", "EVALUATION_PLAIN", "INITIAL", "MANIFEST", "MANIFEST_FORMAT", "TRAINING", "average_of", "check_same_state", "files_of", "listed", "saved_values", "trained"
+    "EVALUATION", "EVALUATION_LOSS", "EVALUATION_PLAIN", "INITIAL", "MANIFEST", "MANIFEST_FORMAT", "TRAINING", "UNREAD", "average_of", "check_same_state", "files_of", "listed", "saved_values", "trained"
 ]  # fmt: skip
 
 #: The files of a folder of artifacts.
@@ -35,6 +45,8 @@ MANIFEST_FORMAT = 1
 EVALUATION_LOSS = "eval_loss.onnx"
 #: The evaluation as it is for every runtime, where the others are written for one provider.
 EVALUATION_PLAIN = "eval_plain.onnx"
+#: What of the model's state_dict no node of that evaluation reads.
+UNREAD = "unread.onnx"
 
 #: The longest line of names that a saved state may have.
 _LONGEST = 1 << 26
@@ -56,6 +68,7 @@ def listed(folder: Path, name: str) -> Path | None:
         FormatError: The manifest cannot be read, or is of a format that this release does not know.
     """
     try:
+        check_plain(folder / MANIFEST)
         manifest = json.loads((folder / MANIFEST).read_bytes())
         written, known = manifest["format"], name in manifest["files"].values()
     except FileNotFoundError:
@@ -71,7 +84,7 @@ def listed(folder: Path, name: str) -> Path | None:
 
 def files_of(folder: Path) -> list[Path]:
     """What belongs to a folder of artifacts, whether it is there or not: a trainer reads it."""
-    return [folder / name for name in (TRAINING, EVALUATION, INITIAL, MANIFEST, EVALUATION_LOSS, EVALUATION_PLAIN)]
+    return [folder / name for name in (TRAINING, EVALUATION, INITIAL, MANIFEST, EVALUATION_LOSS, EVALUATION_PLAIN, UNREAD)]
 
 
 @short
@@ -85,8 +98,8 @@ def trained(folder: str | os.PathLike[str], saved: bytes | str | os.PathLike[str
 
     Returns:
         The model. Its parameters and buffers are initializers, by the keys of the model's own state_dict. Those that no step
-        changes are as they were. As an evaluation, it returns the model's results alone: a buffer that forward changes in
-        eval mode, too, keeps the value that the training left.
+        changes are as they were, also where nothing reads them. As an evaluation, it returns the model's results alone: a buffer that
+        forward changes in eval mode, too, keeps the value that the training left.
 
     Raises:
         ArgumentError: The state is that of another model or optimizer, or keeps no averages.
@@ -105,20 +118,27 @@ def trained(folder: str | os.PathLike[str], saved: bytes | str | os.PathLike[str
     carried = [value for value in step.graph.inputs if value.name not in (*layout.inputs, *layout.targets)]
     check_same_state(values, {name_of(value): (dtype_of(value).numpy(), _sizes(value) or ()) for value in carried}, shown(str(path)))
     keys = _keys(layout)
-    entries = read_state(model.metadata_props) or {}
-    forget_absent_changes(model)  # folders of before, whose evaluation named them
+    entries, transient = read_state(model.metadata_props) or {}, read_transient(model.metadata_props) or ()
+    model.metadata_props.pop(TRANSIENT_KEY, None)
+    # Folders of before, whose evaluation named what its loss alone read or changed.
+    entries = {key: entry for key, entry in entries.items() if entry.initializer in model.graph.initializers}
+    forget_absent_changes(model)
     _drop_a_foreign_structure(model)
     for value in [value for value in model.graph.inputs if value.name in keys]:
         name = name_of(value)
-        source = average_of(name) if ema and name in layout.parameters.values() else name
-        if source not in values and ema:
-            raise ArgumentError(f"the state keeps no average of {shown(keys[name][0])}: export the step with ema=0.999")
         first = keys[name][0]
+        source = _source(name, first, layout, values, ema)
         _fill(model.graph, value, first, values.get(source), source)
         kind = "parameter" if name in layout.parameters.values() else "buffer"
-        entries |= {key: StateEntry(first, kind, kind == "parameter", True) for key in keys[name]}  # type: ignore[arg-type]
+        entries |= {
+            key: StateEntry(first, kind, kind == "parameter", kind == "parameter" or key not in transient)  # type: ignore[arg-type]
+            for key in keys[name]
+        }
+    if (file := listed(path, UNREAD)) is not None:
+        entries |= _add_unread(model.graph, open_model(file), layout, values, ema)
+        keys = {}
     given = {*entries, *(name_of(value) for value in model.graph.inputs), *model.graph.initializers}
-    for name, (first, *more) in keys.items():  # what an evaluation does not read: counts of batches
+    for name, (first, *more) in keys.items():  # folders of before: counts of batches
         if name in layout.buffers.values() and name in values and given.isdisjoint((first, *more)):
             model.graph.initializers[first] = ir.Value(
                 name=first, const_value=ir.tensor(values[name], name=first), shape=ir.Shape(values[name].shape),
@@ -127,6 +147,37 @@ def trained(folder: str | os.PathLike[str], saved: bytes | str | os.PathLike[str
             entries |= {key: StateEntry(first, "buffer", False, True) for key in (first, *more)}
     model.metadata_props[STATE_KEY] = write_state(entries)
     return Program(model)
+
+
+def _source(name: str, key: str, layout: StepLayout, values: Mapping[str, np.ndarray], ema: bool) -> str:
+    """What of a state goes where a step has this input: of a parameter the average, where that is asked for."""
+    if not ema or name not in layout.parameters.values():
+        return name
+    if (source := average_of(name)) not in values:
+        raise ArgumentError(f"the state keeps no average of {shown(key)}: export the step with ema=0.999")
+    return source
+
+
+def _add_unread(
+    graph: ir.Graph, unread: ir.Model, layout: StepLayout, values: Mapping[str, np.ndarray], ema: bool
+) -> dict[str, StateEntry]:
+    """Make initializers of what no node reads, with what the training has made of it; their state_dict keys."""
+    entries = state_of(unread) or {}
+    carried = {**layout.parameters, **layout.buffers}
+    taken = {*graph.initializers, *(value.name for value in graph.inputs)}
+    owners: dict[str, str] = {}
+    for key, entry in entries.items():
+        owners.setdefault(entry.initializer, key)
+    for name, key in owners.items():
+        old = unread.graph.initializers[name]
+        if name in taken:
+            raise FormatError(f"the folder has {shown(name)} in the evaluation and in {UNREAD}: the file is damaged")
+        tensor = old.const_value
+        if key in carried:
+            source = _source(carried[key], key, layout, values, ema)
+            tensor = ir.tensor(_fitting(old, values.get(source), source), name=name)
+        graph.initializers[name] = ir.Value(name=name, type=old.type, shape=old.shape, const_value=tensor)
+    return entries
 
 
 def _drop_a_foreign_structure(model: ir.Model) -> None:
@@ -146,6 +197,21 @@ def _keys(layout: StepLayout) -> dict[str, list[str]]:
 
 def _fill(graph: ir.Graph, value: ir.Value, key: str, array: np.ndarray | None, source: str) -> None:
     """Make an initializer of an input."""
+    array = _fitting(value, array, source)
+    if key in graph.initializers or any(other is not value and other.name == key for other in graph.inputs):
+        raise FormatError(f"the evaluation has {shown(key)} twice: the file is damaged")
+    graph.inputs.remove(value)
+    value.name = key
+    value.const_value = ir.tensor(array, name=key)
+    graph.initializers[key] = value
+
+
+def _fitting(value: ir.Value, array: np.ndarray | None, source: str) -> np.ndarray:
+    """A value of the state as one of the model.
+
+    Raises:
+        ArgumentError: It has not its type and shape.
+    """
     shape = _sizes(value)
     if array is None:
         raise ArgumentError(f"the state has no {shown(source)}, which the evaluation reads: it is that of another model")
@@ -156,12 +222,7 @@ def _fill(graph: ir.Graph, value: ir.Value, key: str, array: np.ndarray | None, 
             f"{shown(source)} of the state has the type {array.dtype} and the shape {list(array.shape)}, and the evaluation takes {dtype_of(value).numpy()} {shape}: "
             "it is the state of another model"
         )
-    if key in graph.initializers or any(other is not value and other.name == key for other in graph.inputs):
-        raise FormatError(f"the evaluation has {shown(key)} twice: the file is damaged")
-    graph.inputs.remove(value)
-    value.name = key
-    value.const_value = ir.tensor(array, name=key)
-    graph.initializers[key] = value
+    return array
 
 
 def _sizes(value: ir.Value) -> list[int | None] | None:

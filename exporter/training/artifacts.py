@@ -19,7 +19,7 @@ import torch
 from exporter.errors import short
 from exporter.files.program import Program, save_models
 from exporter.files.save import writable
-from exporter.files.trained import EVALUATION, EVALUATION_LOSS, EVALUATION_PLAIN, INITIAL, MANIFEST_FORMAT, TRAINING, files_of
+from exporter.files.trained import EVALUATION, EVALUATION_LOSS, EVALUATION_PLAIN, INITIAL, MANIFEST_FORMAT, TRAINING, UNREAD, files_of
 from exporter.gradient_graph.partition import extract, forward_part
 from exporter.runtime.provider_forms import write_file
 from exporter.training.carried import LOSS
@@ -27,8 +27,8 @@ from exporter.training.objective import Objective, check_names
 from exporter.training.step import TrainingStep
 from symbolics.errors import ArgumentError, ExportError
 from symbolics.graph.values import attr, dtype_of, is_python_op, name_of
-from symbolics.node.metadata import StepLayout, forget_absent_changes, read_state, write_state
-from symbolics.node.names import OUTPUTS_KEY, STATE_KEY
+from symbolics.node.metadata import StepLayout, forget_absent_changes, read_state, read_transient, write_state, write_transient
+from symbolics.node.names import OUTPUTS_KEY, STATE_KEY, TRANSIENT_KEY
 from symbolics.node.result import without_first
 from symbolics.text import clean
 from symbolics.users import warn
@@ -103,6 +103,8 @@ def without_loss(model: ir.Model, layout: StepLayout) -> ir.Model | None:
         plain.graph.inputs.remove(value)
     if structure := plain.metadata_props.get(OUTPUTS_KEY):
         plain.metadata_props[OUTPUTS_KEY] = without_first(structure)
+    known, entries = plain.graph.initializers, read_state(plain.metadata_props) or {}
+    plain.metadata_props[STATE_KEY] = write_state({key: entry for key, entry in entries.items() if entry.initializer in known})
     return plain
 
 
@@ -121,8 +123,9 @@ def write_artifacts(
     The files are ``training.onnx`` (the step), ``eval.onnx`` (the model's outputs in eval mode), ``initial.onnx`` (the initial
     state) and ``manifest.json`` (names, shapes and dtypes). If the evaluation was exported with its loss, there is
     ``eval_loss.onnx`` as well, which takes the targets and returns the loss beside the outputs. With ``provider`` there is
-    ``eval_plain.onnx``, the evaluation for every runtime, which `trained` fills. `Trainer.load` opens the
-    folder. docs/training-elsewhere.md has the trainers in other languages.
+    ``eval_plain.onnx``, the evaluation for every runtime, which `trained` fills. Where no node of the evaluation reads some of the
+    model's state_dict (counts of batches, unused parameters), ``unread.onnx`` holds it for `trained`; no program that trains needs it.
+    `Trainer.load` opens the folder. docs/training-elsewhere.md has the trainers in other languages.
 
     Args:
         step: What `export_training_step` returned.
@@ -160,6 +163,9 @@ def write_artifacts(
         if anywhere is not None:
             manifest["files"]["eval_plain"] = EVALUATION_PLAIN
             models.append((anywhere, paths[5]))
+        if (unread := _unread(evaluation.model, anywhere or plain or forward, step.layout)) is not None:
+            manifest["files"]["unread"] = UNREAD
+            models.append((unread, paths[6]))
         text = json.dumps(manifest, indent=1) + "\n"
         save_models(models, external_data=external_data, texts=[(text, paths[3])], check=check)
     if manifest["python"]:
@@ -171,7 +177,7 @@ def write_artifacts(
 
 
 def places(folder: Path, error: type[Exception] = ExportError, keep: Iterable[Path] = ()) -> list[Path]:
-    """The paths of the artifacts: training, evaluation, initial state, manifest, evaluation with loss, evaluation for every runtime.
+    """The paths of the artifacts: training, evaluation, initial state, manifest, evaluation with loss, evaluation for every runtime, what it does not read.
 
     Args:
         folder: Where they go; it may be missing.
@@ -239,9 +245,42 @@ def with_state_inputs(model: ir.Model, layout: StepLayout) -> ir.Model:
     forget_absent_changes(forward)
     for value in forward.graph.inputs:
         value.name = names.get(name_of(value), value.name) if name_of(value) in used else value.name
+    transient = [key for key in read_transient(model.metadata_props) or () if key in given]
+    forward.metadata_props.pop(TRANSIENT_KEY, None)
+    if transient:
+        forward.metadata_props[TRANSIENT_KEY] = write_transient(tuple(transient))
     known = forward.graph.initializers
     forward.metadata_props[STATE_KEY] = write_state({key: entry for key, entry in entries.items() if entry.initializer in known})
     return forward
+
+
+def _unread(evaluation: ir.Model, read: ir.Model, layout: StepLayout) -> ir.Model | None:
+    """What of the model's state_dict no node reads, as it is at the export: a model of outputs alone; None where all is read.
+
+    It is apart, for what no node reads costs a device its room, and onnxruntime a warning each. What the step changes is here with its type.
+
+    Args:
+        evaluation: As it was exported.
+        read: The evaluation that `trained` fills: what is in it is read.
+        layout: Of the step.
+    """
+    given = {value.name for value in read.graph.inputs}
+    held = {*read.graph.initializers}
+    carried = {**layout.parameters, **layout.buffers}
+    transient = frozenset(read_transient(evaluation.metadata_props) or ())
+    state = read_state(evaluation.metadata_props) or {}
+    held.update(entry.initializer for key, entry in state.items() if carried.get(key) in given)
+    entries = {key: entry for key, entry in state.items() if key not in transient and entry.initializer not in held}
+    if not entries:
+        return None
+    values = []
+    for name in dict.fromkeys(entry.initializer for entry in entries.values()):
+        old = evaluation.graph.initializers[name]
+        values.append(ir.Value(name=name, type=old.type, shape=old.shape, const_value=old.const_value))
+    graph = ir.Graph([], values, nodes=[], initializers=values, name="unread", opset_imports={"": evaluation.opset_imports[""]})
+    model = ir.Model(graph, ir_version=evaluation.ir_version, producer_name="pythonop")
+    model.metadata_props[STATE_KEY] = write_state(entries)
+    return model
 
 
 def _is_read(value: ir.Value) -> bool:

@@ -21,7 +21,7 @@ from symbolics.graph.builder import Builder
 from symbolics.graph.scope import Scope
 from symbolics.graph.values import HALVES, dtype_of, name_of
 from symbolics.node.metadata import BufferChanges, StepLayout, changes_of, pairing_of, read_state, read_step, write_state, write_step
-from symbolics.node.names import BUFFERS_KEY, GRADIENTS_KEY, OUTPUTS_KEY, STATE_KEY, STEP_KEY
+from symbolics.node.names import BUFFERS_KEY, GRADIENTS_KEY, OUTPUTS_KEY, STATE_KEY, STEP_KEY, TRANSIENT_KEY
 
 __all__ = ["Assembly"]
 
@@ -109,6 +109,7 @@ class Assembly:
         metadata.pop(GRADIENTS_KEY, None)
         metadata.pop(OUTPUTS_KEY, None)
         metadata.pop(BUFFERS_KEY, None)
+        metadata.pop(TRANSIENT_KEY, None)  # which the evaluation says
         initializers = self.graph.initializers
         entries = read_state(metadata) or {}
         metadata[STATE_KEY] = write_state({key: entry for key, entry in entries.items() if entry.initializer in initializers})

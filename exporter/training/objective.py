@@ -31,8 +31,9 @@ from symbolics.node.metadata import (
     write_cumulative,
     write_state,
     write_stilled,
+    write_transient,
 )
-from symbolics.node.names import BUFFERS_KEY, CUMULATIVE_KEY, CUT_PROPERTY, MODULE_PROPERTY, STATE_KEY, STILLED_KEY
+from symbolics.node.names import BUFFERS_KEY, CUMULATIVE_KEY, CUT_PROPERTY, MODULE_PROPERTY, STATE_KEY, STILLED_KEY, TRANSIENT_KEY
 
 __all__ = ["Objective", "check_names", "state_key"]
 
@@ -285,6 +286,8 @@ def _rename_state(model: ir.Model) -> None:
             value.name = state_key(name)
             initializers[value.name] = value
     model.metadata_props[STATE_KEY] = write_state(renamed)
+    if transient := [state_key(key) for key, entry in entries.items() if state_key(key) == key or not entry.persistent]:
+        model.metadata_props[TRANSIENT_KEY] = write_transient(tuple(transient))
     if modules := read_stilled(model.metadata_props):
         model.metadata_props[STILLED_KEY] = write_stilled(tuple(map(state_key, modules)))
     if cumulative := read_cumulative(model.metadata_props):

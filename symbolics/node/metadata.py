@@ -23,6 +23,7 @@ from symbolics.node.names import (
     STEP_KEY,
     STILLED_KEY,
     TANGENTS_KEY,
+    TRANSIENT_KEY,
     VALUES_KEY,
     VERSION_KEY,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "read_step",
     "read_stilled",
     "read_tangents",
+    "read_transient",
     "read_values",
     "results_of",
     "state_of",
@@ -66,6 +68,7 @@ __all__ = [
     "write_step",
     "write_stilled",
     "write_tangents",
+    "write_transient",
     "write_values",
 ]
 
@@ -242,6 +245,8 @@ _read_values, write_values = _entry(VALUES_KEY, dict[str, dict[str, Any]])
 _read_cumulative, write_cumulative = _entry(CUMULATIVE_KEY, tuple[str, ...])
 #: The modules that eval mode has taken something out of.
 read_stilled, write_stilled = _entry(STILLED_KEY, tuple[str, ...])
+#: The names that the model's state_dict does not have: buffers that are not persistent, and what belongs to a loss.
+read_transient, write_transient = _entry(TRANSIENT_KEY, tuple[str, ...])
 
 
 def read_cumulative(metadata: Mapping[str, str]) -> frozenset[str]:

@@ -47,6 +47,7 @@ __all__ = [
     "STEP_KEY",
     "STILLED_KEY",
     "TANGENTS_KEY",
+    "TRANSIENT_KEY",
     "UNCHECKED_KEY",
     "VALUES_KEY",
     "VARIABLE_OP",
@@ -110,6 +111,7 @@ UNCHECKED_KEY = "pythonop.unchecked"  # text: why nobody compared the Functions 
 LINKS_KEY = "pythonop.links"  # how many functions the exporter linked to a backward of their own
 GRADIENTS_KEY = "pythonop.gradients"  # JSON: GradientPairing; training files only
 TANGENTS_KEY = "pythonop.tangents"  # JSON: TangentPairing; files with a forward-mode derivative only
+TRANSIENT_KEY = "pythonop.transient"  # JSON: names in pythonop.state or pythonop.step that no state_dict has; of evaluations alone
 STEP_KEY = "pythonop.step"  # JSON: StepLayout; training steps only
 
 # Metadata of an ONNX function of the file.

@@ -253,7 +253,7 @@ def _metadata() -> Iterator[tuple[str, Crasher]]:
             label = f"state {'+'.join(names)[:30]!r} {kind}"
             yield label, Crasher(lambda names=names, kind=kind: _plain(**{STATE_KEY: _state(**dict.fromkeys(names, kind))}))
     for key in (
-        STATE_KEY, OUTPUTS_KEY, GRADIENTS_KEY, STEP_KEY, FUNCTIONS_KEY, STILLED_KEY, VALUES_KEY, RULES_KEY, MARK_COUNT_KEY, VERSION_KEY, "pythonop.cumulative", "pythonop.unchecked",
+        STATE_KEY, OUTPUTS_KEY, GRADIENTS_KEY, STEP_KEY, FUNCTIONS_KEY, STILLED_KEY, VALUES_KEY, RULES_KEY, MARK_COUNT_KEY, VERSION_KEY, "pythonop.cumulative", "pythonop.unchecked", "pythonop.transient",
     ):  # fmt: skip
         for text in (
             "",

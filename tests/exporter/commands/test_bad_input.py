@@ -450,6 +450,7 @@ def test_good_input(name, folder):
     result = invoke(name, f"{arguments} --json")
     assert result.exit_code == 0, result.output
     assert command.answers in json.loads(result.stdout)
+    assert result.stdout.endswith("}\n") and len(result.stdout.splitlines()) == 1, "a program reads one line"
     assert result.stderr == ""
     assert (command.output in os.listdir(folder)) is command.writes
     if name != "verify":  # which takes seconds, and prints by the same function

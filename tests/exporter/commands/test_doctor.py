@@ -20,6 +20,7 @@ def test_everything_works_here():
     result = doctor("--json")
     assert result.exit_code == 0, result.output
     facts = json.loads(result.stdout)
+    assert len(result.stdout.splitlines()) == 1, "a program reads one line"
     assert facts["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert facts["versions"]["onnxruntime"] == onnxruntime.__version__
     assert {each["word"] for each in facts["findings"]} == {"works"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -22,6 +23,15 @@ def test_commands_that_run_a_file(run, samples, command):
     assert result.exit_code == 0, result.output
     fails(run(command, samples["plain"], "--provider", "rocket"), "there is no execution provider rocket: here are")
     fails(run(command, samples["plain"], "--provider", "cpu,fast"), "is not NAME or NAME,OPTION=VALUE")
+
+
+@pytest.mark.parametrize("command", ["run", "profile"])
+def test_what_is_not_here_has_nothing_to_do_with_sizes(run, samples, command, monkeypatch):
+    """An open axis of no size was named beside a package that is not installed."""
+    monkeypatch.setitem(sys.modules, "onnxruntime_ep_openvino", None)
+    result = run(command, samples["op"], "--allow", f"{TARGETS}:*", "--provider", "openvino")
+    fails(result, "the execution provider openvino needs a package: pip install onnxruntime-ep-openvino")
+    assert "--dim" not in result.stderr and len(result.stderr.splitlines()) == 1
 
 
 def test_verify(run, quick_verify):
