@@ -144,15 +144,15 @@ class Engine:
         inside = self.made_inside(node, active) if self.quantises_inside(node) else ()
         found = []
         for output in node.outputs:
-            of_levels = levels and (node.domain or output.dtype in levels or node.op_type in ("Cast", "CastLike"))
+            of_levels = levels and ((node.domain and rule is None) or output.dtype in levels or node.op_type in ("Cast", "CastLike"))
             if may_be_float(output) or output in inside or (of_levels and output.dtype is not ir.DataType.BOOL):
                 found.append(output)
         return found
 
     def quantises(self, node: ir.Node) -> bool:
         """Whether a node, what is in its bodies, or in the function that it calls, makes integers which stand for floats."""
-        rule = self.rule_of(node)
-        if (node.domain, node.op_type) in IN_INTEGERS or (rule is not None and rule.straight_through):
+        rule, key = self.rule_of(node), (node.domain, node.op_type)
+        if key in IN_INTEGERS or (rule is not None and rule.straight_through and key != ("", "Clip")):  # a Clip hands on what it is given
             return True
         return self.quantises_inside(node) or self.calls_quantised(node)
 
