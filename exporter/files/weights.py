@@ -8,8 +8,10 @@ from collections import Counter
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
+from symbolics.graph.values import operator_text
 from symbolics.graph.walk import subgraphs, walk
 from symbolics.node.metadata import read_state
+from symbolics.node.names import ORT_DOMAIN
 
 __all__ = ["foreign_state", "lift_initializers", "lift_weights"]
 
@@ -24,6 +26,15 @@ _SETTINGS: dict[str, frozenset[int]] = {
     "OneHot": frozenset({2}),
     "QuantizeLinear": frozenset({1}),
     "DequantizeLinear": frozenset({1}),
+    "QLinearConv": frozenset({1, 4, 6}),
+    "QLinearMatMul": frozenset({1, 4, 6}),
+    f"{ORT_DOMAIN}::QuantizeLinear": frozenset({1}),
+    f"{ORT_DOMAIN}::DequantizeLinear": frozenset({1}),
+    f"{ORT_DOMAIN}::MatMulIntegerToFloat": frozenset({2, 3}),
+    f"{ORT_DOMAIN}::DynamicQuantizeMatMul": frozenset({2}),
+    f"{ORT_DOMAIN}::DynamicQuantizeLSTM": frozenset({8, 10}),
+    f"{ORT_DOMAIN}::QGemm": frozenset({1, 4, 7}),
+    f"{ORT_DOMAIN}::QAttention": frozenset({3, 4}),
 }
 
 
@@ -39,7 +50,7 @@ def foreign_state(model: ir.Model) -> dict[str, bool]:
 
 def _kind(value: ir.Value) -> str:
     """What the readers of a value take it for: a setting, a statistic, or, where one of them says nothing of that, a weight."""
-    uses = [(node.op_type, place) if node.domain == "" else ("", 0) for node, place in value.uses()]
+    uses = [(operator_text(node), place) for node, place in value.uses()]
     for kind, table in (("setting", _SETTINGS), ("statistic", {**_SETTINGS, **_STATISTICS})):
         if uses and all(place in table.get(op_type, ()) for op_type, place in uses):
             return kind

@@ -13,6 +13,7 @@ from symbolics.graph.scope import graph_names
 from symbolics.graph.values import is_float, is_float_tensor, name_of, rank_of
 from symbolics.graph.walk import walk
 from symbolics.node.metadata import read_state, results_of
+from symbolics.text import shown
 
 __all__ = ["Boundary"]
 
@@ -108,6 +109,19 @@ class Boundary:
             found = f"{name}{other}{count}"
         self._taken.add(found)
         return found
+
+    def check_outputs(self) -> None:
+        """Refuse a model that has nothing to differentiate.
+
+        Raises:
+            ArgumentError: No output is a float tensor.
+        """
+        if not any(map(is_float_tensor, self._graph.outputs)):
+            ends = ", ".join(f"{shown(name_of(v))!r} is of type {shown(str(_type_of(v)))}" for v in self._graph.outputs[:4])
+            raise ArgumentError(
+                f"no output of the model is a float tensor, so nothing has a {'tangent' if self._stem == 'tangent' else 'gradient'}: {ends}.\n"
+                "  way out: make an output of the float values in front of it, such as the scores that an ArgMax reads"
+            )
 
     def check_reached(self, active: set[ir.Value]) -> None:
         """Refuse an output that no target reaches, where the caller named it."""

@@ -73,8 +73,8 @@ def build_gradient_graph(
         UnsupportedOperatorError: An operator between ``wrt`` and the outputs has no gradient rule.
         FormatError: The model does not pass onnx.checker, cannot be converted to opset 18, or another tool has removed the
             marks at which gradients stop.
-        ArgumentError: A name in ``wrt`` or ``outputs`` does not exist or has no gradient (this is a ValueError too); or
-            ``overrides`` is not a table of rules.
+        ArgumentError: A name in ``wrt`` or ``outputs`` does not exist or has no gradient (this is a ValueError too); no output
+            of the model is a float tensor; or ``overrides`` is not a table of rules.
 
     Examples:
         >>> training = exporter.build_gradient_graph(program, wrt=["x"])
@@ -94,12 +94,14 @@ def built(
     overrides: Mapping[str | Key, Callable[..., Any] | Rule] | None = None,
     warns: bool = False,
 ) -> ir.Model:
-    """`build_gradient_graph`, whose arguments and errors these are, without a word of gradients that are cut off where nobody asked for it."""
+    """`build_gradient_graph`, whose arguments and errors these are; without ``warns`` also of a model without a float output, and without a word of what is cut off."""
     with reading(model):
         copy = own_copy(model, bounded=True)
     wrt = None if wrt is None else wrt if isinstance(wrt, str) else list(wrt)
     boundary = Boundary(copy, wrt, outputs)
-    if warns:  # forces, say, of a file that is differentiated by its inputs alone, are meant to be constants
+    if warns:
+        boundary.check_outputs()
+        # forces, say, of a file that is differentiated by its inputs alone, are meant to be constants
         learned = [v for v in boundary.wrt if wrt is not None or not v.is_graph_input()]
         warn_of_cut(cut_gradients(copy, learned, boundary.outputs), "the gradient graph")
         warn_of_frozen(copy, [name_of(value) for value in boundary.wrt])

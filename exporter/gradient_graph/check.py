@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from onnx.reference import ReferenceEvaluator
 from exporter.errors import short
 from exporter.gradient_graph.build import build_gradient_graph
 from exporter.gradient_graph.model import own_copy
-from exporter.runtime.mended_operators import MendedEvaluator
+from exporter.runtime.mended_operators import MendedEvaluator, refusal
 from symbolics.errors import PythonopError
 from symbolics.graph.values import dtype_of, is_float, is_python_op, name_of
 from symbolics.graph.walk import walk
@@ -63,6 +64,7 @@ def check_gradients(
 
     Raises:
         TrustError: The model calls a Function that ``allow`` does not name.
+        RunError: onnx.reference cannot run the model, or its gradient; the message names the node.
         AssertionError: A gradient differs. The message says which element of what, and both numbers.
 
     Examples:
@@ -129,6 +131,21 @@ def _difference(forward: _Function, feeds: _Arrays, cotangents: _Arrays, name: s
     return (4 * fine - coarse) / 3  # Richardson: the error of order h^2 cancels
 
 
+@contextlib.contextmanager
+def _refused() -> Iterator[None]:
+    """Around onnx.reference without torch.
+
+    Raises:
+        RunError: In place of whatever an operator's reference in numpy raises.
+    """
+    try:
+        yield
+    except PythonopError:
+        raise
+    except Exception as error:
+        raise refusal(error) from error
+
+
 class _Function:
     """A model as a function of inputs and initializers."""
 
@@ -147,14 +164,16 @@ class _Function:
 
             self.evaluator = reference_evaluator(proto, allow)
         else:
-            self.evaluator = MendedEvaluator(proto)
+            with _refused():
+                self.evaluator = MendedEvaluator(proto)
 
     def __call__(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         names = self.evaluator.input_names
         values = {**self.weights, **feeds}
         if missing := [n for n in names if n not in values]:
             raise PythonopError(f"no value for the inputs {missing}: give them in inputs=")
-        with np.errstate(all="ignore"):
+        refused = _refused() if isinstance(self.evaluator, MendedEvaluator) else contextlib.nullcontext()  # a Function's own error stays
+        with np.errstate(all="ignore"), refused:
             return dict(zip(self.outputs, self.evaluator.run(self.outputs, {n: values[n] for n in names})))
 
 

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from exporter.gradient_graph.inference import infer_shapes
 from symbolics.errors import FormatError, PythonopError
-from symbolics.gradients import COMPOSITES, FLAT, NONDIFFERENTIABLE, RULES, Rule
+from symbolics.gradients import COMPOSITES, FLAT, IN_INTEGERS, MOVES, NONDIFFERENTIABLE, RULES, Rule, in_integers
 from symbolics.gradients.bodies import OWN_RULE
 from symbolics.gradients.labels import check_labels
 from symbolics.graph.builder import Builder
@@ -45,6 +45,7 @@ class Engine:
         self.scope.backward = self.sweep_inside
         self.scope.opset, self.scope.functions = model.opset_imports[""], model.functions
         self.expanded: list[ir.Node] = []
+        self._quantised: dict[ir.OperatorIdentifier, bool] = {}
         self.of_user: BaseException | None = None  # what a rule from outside raised
 
     def register(self) -> None:
@@ -121,14 +122,64 @@ class Engine:
         for node in nodes:
             if self.is_flat(node):
                 continue
-            if any(v in active for v in self.reads(node)):
-                rule = self.rule_of(node)
-                through = rule is not None and rule.straight_through
-                made = [o for o in node.outputs if through or may_be_float(o)]
-                if made:
-                    active.update(made)
-                    makers.append(node)
+            if (read := [v for v in self.reads(node) if v in active]) and (made := self.depends(node, read, active)):
+                active.update(made)
+                makers.append(node)
         return active, makers
+
+    def depends(self, node: ir.Node, read: Iterable[ir.Value | None], active: set[ir.Value]) -> list[ir.Value]:
+        """The outputs of a node that depend on what it reads as floats do: floats, and what stands for floats in integers.
+
+        Args:
+            node: No flat one.
+            read: Its inputs that do, and what its bodies read of them.
+            active: All values so far that do.
+        """
+        if all(map(may_be_float, node.outputs)):
+            return list(node.outputs)
+        rule = self.rule_of(node)
+        if (rule is not None and rule.straight_through) or (node.domain, node.op_type) in IN_INTEGERS or self.calls_quantised(node):
+            return list(node.outputs)
+        levels = {v.dtype for v in read if v is not None and not may_be_float(v)}  # what a QuantizeLinear gave, and what was made of it
+        inside = self.made_inside(node, active) if self.quantises_inside(node) else ()
+        found = []
+        for output in node.outputs:
+            of_levels = levels and ((node.domain and rule is None) or output.dtype in levels or node.op_type in ("Cast", "CastLike"))
+            if may_be_float(output) or output in inside or (of_levels and output.dtype is not ir.DataType.BOOL):
+                found.append(output)
+        return found
+
+    def quantises(self, node: ir.Node) -> bool:
+        """Whether a node, what is in its bodies, or in the function that it calls, makes integers which stand for floats."""
+        rule, key = self.rule_of(node), (node.domain, node.op_type)
+        if key in IN_INTEGERS or (rule is not None and rule.straight_through and key != ("", "Clip")):  # a Clip hands on what it is given
+            return True
+        return self.quantises_inside(node) or self.calls_quantised(node)
+
+    def quantises_inside(self, node: ir.Node) -> bool:
+        """Whether a node in the bodies of another one does so."""
+        return any(self.quantises(inner) for graph in subgraphs(node) for inner in graph)
+
+    def calls_quantised(self, node: ir.Node) -> bool:
+        """Whether a node calls a function of the file that does so: until it is expanded, any output may be such integers."""
+        key = node.op_identifier()
+        if (function := self.model.functions.get(key)) is None or self.rule_of(node) is not None:
+            return False
+        if key not in self._quantised:
+            self._quantised[key] = False  # a function that calls itself is none of ONNX's
+            self._quantised[key] = any(map(self.quantises, function))
+        return self._quantised[key]
+
+    def made_inside(self, node: ir.Node, active: set[ir.Value]) -> set[ir.Value]:
+        """The outputs of an If, Loop or Scan that depend on something in this way inside of its bodies."""
+        found: set[ir.Value] = set()
+        for graph in subgraphs(node):
+            inputs = zip(reversed(graph.inputs), reversed(node.inputs), strict=False)  # a Loop gives its body the number of the round
+            given = [v for v, outer in inputs if outer in active and not may_be_float(v)]
+            inner, _ = self.active(graph, [*active, *given, *filter(may_be_float, graph.inputs)])
+            outputs = zip(reversed(graph.outputs), reversed(node.outputs), strict=False)
+            found.update(output for made, output in outputs if made in inner)
+        return found
 
     def path(self, nodes: Iterable[ir.Node], targets: Iterable[ir.Value], ends: Iterable[ir.Value]) -> list[ir.Node]:
         """The nodes on a way from the targets to the ends; `Scope.active` grows by the values on it."""
@@ -202,8 +253,13 @@ class Engine:
     def apply(self, op: Builder, node: ir.Node, cotangents: list[ir.Value | None]) -> list[tuple[ir.Value, ir.Value]]:
         """Cotangents of what the node reads, from those of its outputs; summed and cast to the values they belong to."""
         rule = self.rule_of(node)
+        through = (rule is not None and rule.straight_through) or (not node.domain and node.op_type in MOVES)
+        if not through and any(g is not None and not may_be_float(o) for o, g in zip(node.outputs, cotangents)):
+            raise in_integers(node)
         if rule is None:
-            raise unsupported(node, "the operator has no rule and no function body")
+            levels = any(v in self.scope.active and not may_be_float(v) for v in node.inputs if v is not None)
+            quantised = levels or (node.domain, node.op_type) in IN_INTEGERS
+            raise in_integers(node) if quantised else unsupported(node, "the operator has no rule and no function body")
         if not node.domain and not subgraphs(node):
             read = [v for v in dict.fromkeys(node.inputs) if v is not None and v in self.scope.active and may_be_float(v)]
             made = [output for output, g in zip(node.outputs, cotangents) if g is not None]

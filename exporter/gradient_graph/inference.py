@@ -10,6 +10,7 @@ import onnx_ir as ir
 from exporter.files.skeleton import skeleton
 from symbolics.errors import FormatError
 from symbolics.graph.pool_sizes import infer_proto
+from symbolics.graph.quantised import is_quantised
 from symbolics.graph.shapes import guess_ranks
 from symbolics.graph.values import is_python_op, is_static, name_of
 from symbolics.graph.walk import subgraphs, walk
@@ -18,6 +19,8 @@ from symbolics.node.limits import MAX_UNROLLED
 from symbolics.text import reason, shown
 
 __all__ = ["infer_shapes"]
+
+_MOST_TURNS = 20
 
 
 def infer_shapes(model: ir.Model, *, only_where_missing: bool = False) -> None:
@@ -30,7 +33,9 @@ def infer_shapes(model: ir.Model, *, only_where_missing: bool = False) -> None:
         return
     for follow_shapes in (False, True):  # what computes with shapes is followed where it is known to be short
         _merge(model.graph, _inferred(model, follow_shapes).graph)
-        if guess_ranks(model.graph):
+        for _ in range(_MOST_TURNS if any(map(is_quantised, nodes)) else 1):  # what ONNX knows, and knows not, take turns in such files
+            if not guess_ranks(model.graph):
+                break
             _merge(model.graph, _inferred(model, follow_shapes).graph)
 
 

@@ -57,7 +57,8 @@ def build_tangent_graph(model: ModelLike, *, wrt: Iterable[str] | None = None, o
             has none.
         FormatError: The model does not pass onnx.checker, cannot be converted to opset 18, or another tool has removed the
             marks at which gradients stop.
-        ArgumentError: A name in ``wrt`` or ``outputs`` does not exist or has no gradient (this is a ValueError too).
+        ArgumentError: A name in ``wrt`` or ``outputs`` does not exist or has no gradient (this is a ValueError too); or no output
+            of the model is a float tensor.
 
     Examples:
         >>> tangent = exporter.build_tangent_graph(program, wrt=["x"])
@@ -66,6 +67,7 @@ def build_tangent_graph(model: ModelLike, *, wrt: Iterable[str] | None = None, o
         copy = own_copy(model)
     forward = {node.name for node in walk(copy.graph)}
     boundary = Boundary(copy, wrt, outputs, stem=_STEM, lenient=True)
+    boundary.check_outputs()
     pairing = TangentPairing(
         {name_of(v): boundary.input_name(v) for v in boundary.wrt}, {name_of(v): boundary.output_name(v) for v in boundary.outputs}
     )

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx_ir as ir
 from onnx.helper import tensor_dtype_to_np_dtype
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
@@ -16,7 +18,11 @@ from onnx.reference.ops.op_layer_normalization import LayerNormalization as Onnx
 from onnx.reference.ops.op_loop import Loop as OnnxLoop
 from onnx.reference.ops.op_scan import Scan as OnnxScan
 
-__all__ = ["MENDED", "GatherElements", "MendedEvaluator", "Pad"]
+from symbolics.errors import RunError
+from symbolics.graph.values import describe
+from symbolics.text import clean
+
+__all__ = ["MENDED", "GatherElements", "MendedEvaluator", "Pad", "refusal"]
 
 
 class GatherElements(OpRun):
@@ -37,6 +43,18 @@ class Erf(OpRun):
 
     def _run(self, x: np.ndarray) -> tuple[np.ndarray]:
         return (np.vectorize(math.erf, otypes=[np.float64])(x).astype(x.dtype),)
+
+
+class Optional(OpRun):
+    """onnx's own gives a list, which no operator behind OptionalGetElement takes, and which is there when it is empty."""
+
+    op_domain = ""
+
+    def _run(self, x: Any = None, **_: Any) -> tuple[Any]:
+        return (x,)
+
+    def run(self, *args: Any, **_: Any) -> tuple[Any]:
+        return self._run(*args)  # OpRun's own refuses a result that is None
 
 
 class Pad(OpRun):
@@ -264,6 +282,7 @@ MENDED: tuple[type[OpRun], ...] = (
     LRN,
     LpPool,
     MeanVarianceNormalization,
+    Optional,
     Pad,
     Scan,
     SequenceMap,
@@ -276,3 +295,22 @@ class MendedEvaluator(ReferenceEvaluator):
     def __init__(self, proto: Any, *args: Any, new_ops: Sequence[type[OpRun]] | None = None, **kwargs: Any) -> None:
         kwargs["new_ops"] = [*(new_ops or ()), *MENDED]
         super().__init__(proto, *args, **kwargs)
+
+
+def refusal(error: Exception) -> RunError:
+    """What to raise from an error of onnx.reference, which says nothing of the node at which it was."""
+    node, trace = None, error.__traceback__
+    while trace is not None:  # the innermost: that in a body, where the outer one is a Loop
+        found = trace.tb_frame.f_locals
+        operator = found.get("self")
+        proto = operator.onnx_node if isinstance(operator, OpRun) else found.get("node")
+        node = proto if isinstance(proto, onnx.NodeProto) else node
+        trace = trace.tb_next
+    where = ""
+    if node is not None:
+        outputs = [ir.Value(name=name) for name in node.output]
+        where = f" at {describe(ir.Node(node.domain, node.op_type, [], outputs=outputs, name=node.name))}"
+    return RunError(
+        f"onnx.reference cannot run the model{where} ({type(error).__name__}: {clean(' '.join(str(error).split()), 1000).rstrip('.')}).\n"
+        "  way out: run the model on onnxruntime, by exporter.inference_session or exporter.load"
+    )

@@ -19,7 +19,7 @@ from exporter.files.trust import Gate
 from exporter.runtime.backward import PythonOpBackward as AgainKernel
 from exporter.runtime.changed import changed_functions, say_changed
 from exporter.runtime.kernels import PythonOp as ForwardKernel, PythonOpGrad as BackwardKernel
-from exporter.runtime.mended_operators import MENDED
+from exporter.runtime.mended_operators import MENDED, refusal
 from exporter.runtime.prepare import drop_unread_contexts
 from exporter.runtime.store import ContextStore
 from exporter.runtime.tangent import PythonOpTangent as TangentKernel
@@ -27,7 +27,7 @@ from exporter.runtime.tensors import to_array, to_tensor
 from symbolics.errors import FormatError, PythonopError, RunError
 from symbolics.node.attributes import values_of
 from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, OWN_DOMAIN, PYTHON_OP_BACKWARD, PYTHON_OP_TANGENT
-from symbolics.text import clean, shown
+from symbolics.text import shown
 
 __all__ = ["reference_evaluator"]
 
@@ -38,10 +38,6 @@ class _Carried(Exception):
     def __init__(self, error: BaseException) -> None:
         super().__init__()  # not str(error), which is a Function's code as well
         self.error = error
-
-
-def _refusal(error: Exception) -> RunError:
-    return RunError(f"onnx.reference cannot run the model ({type(error).__name__}: {clean(' '.join(str(error).split()), 1000)})")
 
 
 def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
@@ -185,10 +181,10 @@ def reference_evaluator(
                 error = carried.error
             except PythonopError:
                 raise
-            except Exception as refusal:  # whatever an operator's reference in numpy raises
+            except Exception as unknown:  # whatever an operator's reference in numpy raises
                 if not outermost:
                     raise
-                raise _refusal(refusal) from refusal
+                raise refusal(unknown) from unknown
             else:
                 if outermost:
                     contexts.release(made, list(results.values()) if isinstance(results, dict) else results)
@@ -200,7 +196,7 @@ def reference_evaluator(
     except PythonopError:
         raise
     except Exception as error:
-        raise _refusal(error) from error
+        raise refusal(error) from error
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
     say_changed(changed_functions(metadata, gate.functions), strict=strict)
     return evaluator

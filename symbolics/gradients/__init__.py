@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 
-from symbolics.gradients.nondifferentiable import FLAT, NONDIFFERENTIABLE
+from symbolics.gradients.nondifferentiable import FLAT, IN_INTEGERS, MOVES, NONDIFFERENTIABLE, in_integers
 from symbolics.gradients.registry import COMPOSITES, RULES, Rule, composite, gradient
 
-__all__ = ["COMPOSITES", "FLAT", "NONDIFFERENTIABLE", "RULES", "Rule", "composite", "gradient"]
+__all__ = ["COMPOSITES", "FLAT", "IN_INTEGERS", "MOVES", "NONDIFFERENTIABLE", "RULES", "Rule", "composite", "gradient", "in_integers"]
 
 _FAMILIES = (
     "control_flow",

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from symbolics.graph.emitter import Emitter
 from symbolics.graph.peepholes import PEEPHOLES, made_here
 from symbolics.graph.sums import joined
-from symbolics.graph.values import HALVES, dtype_of, static_shape, unsupported
+from symbolics.graph.values import HALVES, dtype_of, static_shape, unknown_because, unsupported
 from symbolics.node.limits import MAX_UNROLLED
 
 __all__ = ["Builder"]
@@ -59,7 +59,8 @@ class Builder(Emitter):
     def rank(self, node: ir.Node, x: ir.Value) -> int:
         """The rank of an input or output of the node; the rules that ask for it cannot do without."""
         if x.shape is None:
-            raise unsupported(node, f"the rank of {x.name!r} is not known; run shape inference on the model, or add the shape to it")
+            because, way = unknown_because(x, "shape")
+            raise unsupported(node, f"the rank of {x.name!r} is not known{because}", f"{way[0].upper()}{way[1:]}")
         return len(x.shape)
 
     def rows(self, x: ir.Value, width: int | ir.Value) -> ir.Value:

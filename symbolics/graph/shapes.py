@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from symbolics.graph.quantised import fill_in, product_rank
 from symbolics.graph.values import array_of, attr, rank_of, static_shape
 from symbolics.graph.walk import subgraphs, walk
 from symbolics.node.limits import MAX_RANK
@@ -26,7 +27,7 @@ _SAME = frozenset(
     HardSwish Mish Swish Clip Sign Floor Ceil Round Not IsNaN IsInf Identity Cast CastLike Dropout Softmax LogSoftmax CumSum
     CumProd Trilu Slice Concat Split Pad Tile Transpose ScatterElements ScatterND GatherElements Resize Conv ConvTranspose
     MaxPool AveragePool LayerNormalization BatchNormalization InstanceNormalization GroupNormalization RMSNormalization
-    ReverseSequence Compress TopK
+    ReverseSequence Compress TopK QuantizeLinear DequantizeLinear QLinearConv
     """.split()
 )
 
@@ -53,6 +54,7 @@ def guess_ranks(graph: ir.Graph) -> bool:
         if _is_ml_same(node) and node.inputs[0] is not None and node.outputs[0].type is None:
             node.outputs[0].type = _ML_SAME[node.op_type] or node.inputs[0].type
             found = found or node.outputs[0].type is not None
+        found = fill_in(node) or found
         if (node.domain == "" or _is_ml_same(node)) and any(o.shape is None for o in node.outputs):
             for out, rank in zip(node.outputs, _ranks(node)):
                 if rank is not None and 0 <= rank <= MAX_RANK and out.shape is None:
@@ -108,6 +110,8 @@ def _ranks(node: ir.Node) -> list[int | None]:
         return [max(known) if known and len(known) == len(node.inputs) else None]
     if op_type == "MatMul" and len(known) == 2:
         return [max(*known, 2) - known.count(1)]
+    if op_type == "QLinearMatMul":
+        return [product_rank(node.inputs[:1], node.inputs[3:4])]
     if op_type == "Gemm":
         return [2]
     length = _length(node.inputs[1]) if len(node.inputs) > 1 else None

@@ -17,7 +17,7 @@ from symbolics.text import shown
 
 __all__ = [
     "HALVES", "RANDOM", "SCOPES", "array_of", "attr", "check_unrolled", "constant_of", "describe", "dtype_of", "fixed_array", "function_of", "graph_of", "input_of", "is_float", "is_float_tensor", "is_mark", "is_python_op", "is_python_op_tangent", "is_static", "made_by", "may_be_float", "name_of", "operator_text",
-    "rank_of", "schema_default", "scope_of", "shape_in_function", "static_shape", "trains", "unsupported",
+    "rank_of", "schema_default", "scope_of", "shape_in_function", "static_shape", "trains", "unknown_because", "unsupported",
 ]  # fmt: skip
 
 #: The types of 16 bits: torch's kernels compute inside in float32.
@@ -119,7 +119,8 @@ def dtype_of(value: ir.Value) -> ir.DataType:
         FormatError: It is not known.
     """
     if value.dtype is None:
-        raise FormatError(f"the element type of {value.name!r} is not known: run shape inference on the model, or add the type to it")
+        because, way = unknown_because(value, "type")
+        raise FormatError(f"the element type of {value.name!r} is not known{because}: {way}")
     return value.dtype
 
 
@@ -229,6 +230,41 @@ def describe(node: ir.Node) -> str:
     outputs = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     where = f" in module {shown(path)}" if path else ""
     return f"{operator} (node {shown(node.name or '')!r} that makes {outputs}{where})"
+
+
+def unknown_because(value: ir.Value, what: str) -> tuple[str, str]:
+    """Why the type or shape of a value is not known, and the way out: it names the operator before it that ONNX's inference does not pass.
+
+    Args:
+        value: Of a graph whose types and shapes were inferred.
+        what: "type" or "shape".
+    """
+    todo, seen = [value], set()
+    for each in todo:  # the nearest: what is written down of it makes known what is behind it
+        node = each.producer()
+        if node is None or node in seen or (each.dtype if what == "type" else each.shape) is not None:
+            continue
+        if not _is_inferred(node.domain, node.op_type):
+            name = shown(operator_text(node))
+            return (
+                f", as ONNX has no inference for {describe(node)}",
+                f"give {name} a function body in the file, or write the {what} of {shown(each.name or '')!r} into the graph's value_info",
+            )
+        seen.add(node)
+        todo += [v for v in node.inputs if v is not None]
+        bodies = [a.value for a in node.attributes.values() if a.type is ir.AttributeType.GRAPH]
+        todo += [output for body in bodies for output in body.outputs]
+    return "", f"run shape inference on the model, or add the {what} to it"
+
+
+@functools.cache
+def _is_inferred(domain: str, op_type: str) -> bool:
+    """Whether ONNX may infer what an operator gives out."""
+    try:
+        schema: Any = onnx.defs.get_schema(op_type, domain="" if domain in _STANDARD else domain)
+    except onnx.defs.SchemaError:
+        return False
+    return bool(schema.has_type_and_shape_inference_function or schema.has_function or schema.has_context_dependent_function)
 
 
 def check_unrolled(node: ir.Node, count: int) -> None:

@@ -71,8 +71,12 @@ else, and the outputs in front of the last Softmax, was compared with random wei
 _FOOT = """
 ## What does not work
 
-- **Files quantised to operators that compute in integers**, such as `com.microsoft::DynamicQuantizeLSTM` in ddddocr's `common_old.onnx`. The
-  error names the operator and the node. Write [a gradient rule](translations.md) for it, or name tensors behind it with `wrt=`.
+- **Files quantised to operators that compute in integers**: `MatMulInteger` and `ConvInteger`, as onnxruntime's `quantize_dynamic` writes them,
+  `QLinearConv` and `com.microsoft::QLinearAdd`, as `quantize_static` does in the format QOperator, `com.microsoft::DynamicQuantizeLSTM` in ddddocr's
+  `common_old.onnx`. A gradient that would have to pass one of them is an error, which names the operator and the node; a loaded file runs, and its
+  backward raises it. What lies behind the last of them trains: name it with `wrt=`, or freeze the rest of a loaded file by `requires_grad_(False)`.
+  For the rest take the float file, or the format QDQ of `quantize_static`, through which gradients pass. Or write
+  [a gradient rule](translations.md), with `straight_through=True` where the operator gives integers.
 - **Outputs that are maps**, not tensors, as in onnxruntime's `logreg_iris.onnx` (onnxmltools). The error says so. `exporter.inference_session`
   runs such a file.
 - **Linear models, trees and support vector machines of ai.onnx.ml** have no gradient rule. A Scaler has one: networks of skl2onnx train, also

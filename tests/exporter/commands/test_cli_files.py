@@ -67,6 +67,16 @@ def test_gradient_of_nothing(file, tmp_path, arguments, message):
     assert not (tmp_path / "training.onnx").exists()
 
 
+@pytest.mark.parametrize("command", ["gradient", "tangent"])
+def test_a_file_without_a_float_output_has_nothing_to_start_from(command, tmp_path):
+    text = """<ir_version: 8, opset_import: ["": 18]> g (float[2,3] x) => (int64[2,1] y) <float[3] w = {1, 2, 3}> { m = Mul(x, w) y = ArgMax<axis = 1>(m) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "model.onnx")
+    result = cli(command, tmp_path / "model.onnx", "-o", tmp_path / "out.onnx")
+    assert result.exit_code == 2 and not result.stdout
+    assert f"no output of the model is a float tensor, so nothing has a {command}: 'y' is of type INT64" in result.stderr
+    assert "way out" in result.stderr and not (tmp_path / "out.onnx").exists()
+
+
 def test_tangent(file, tmp_path):
     result = cli("tangent", file, "-o", tmp_path / "tangent.onnx", "--wrt", "x", "--json")
     assert result.exit_code == 0, result.output

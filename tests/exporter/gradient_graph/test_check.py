@@ -13,6 +13,7 @@ from onnx.reference import ReferenceEvaluator
 
 import exporter
 from exporter.runtime.mended_operators import MendedEvaluator
+from symbolics.errors import RunError
 
 
 class Scaled(torch.autograd.Function):
@@ -185,3 +186,34 @@ def test_every_operator_is_computed_in_float64(call):
         f'<ir_version: 9, opset_import: ["" : 21]> g (float[2,4,3,4] x, float one, float[4] w) => (float[a,b,c,d] y) {{ {first} y = {call.replace("Add(x, one)", "moved")} }}'
     )
     assert exporter.check_gradients(model, wrt=["x"], inputs={"one": np.array(1.5), "w": np.array([0.5, 1, 1.5, 2])}) < 1e-7
+
+
+def test_optionals_are_checked():
+    """onnx's own Optional is a list, which stays one behind OptionalGetElement, and is there when it is empty."""
+    text = """<ir_version: 8, opset_import: ["" : 18]> g (float[2,3] x) => (float[2,3] y, bool has, bool none) <float[3] w = {1, 2, 3}>
+    { o = Optional(x) has = OptionalHasElement(o) p = Optional<type = seq(float)>() none = OptionalHasElement(p) e = OptionalGetElement(o) y = Mul(e, w) }"""
+    model = onnx.parser.parse_model(text)
+    assert exporter.check_gradients(model, wrt=["x", "w"]) < 1e-9
+    for evaluator in (MendedEvaluator, exporter.reference_evaluator):
+        y, has, none = evaluator(model).run(None, {"x": np.ones((2, 3), np.float32)})
+        assert bool(has) and not none and y.tolist() == [[1, 2, 3]] * 2
+
+
+@pytest.mark.parametrize(
+    ("body", "where"),
+    [
+        ("z = Reshape(x, k) y = Mul(z, w)", r"Reshape \(node '' that makes 'z'\) \(ValueError"),
+        ("z = com.microsoft.Gelu(x) y = Mul(z, w)", r"com.microsoft::Gelu \(node '' that makes 'z'\) \(.*unknown"),
+        (
+            "y = If(c) <then_branch = t () => (float[2,3] q) { r = Reshape(x, k) q = Mul(r, w) }, else_branch = e () => (float[2,3] n) { n = Neg(x) }>",
+            r"Reshape \(node '' that makes 'r'\)",
+        ),
+    ],
+)
+def test_what_onnxs_evaluator_cannot_run_is_named(body, where):
+    text = f"""<ir_version: 8, opset_import: ["" : 18, "com.microsoft": 1]> g (float[2,3] x) => (float y)
+    <float[3] w = {{1, 2, 3}}, int64[1] k = {{7}}, bool c = {{1}}> {{ {body} }}"""
+    model = onnx.parser.parse_model(text)
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    with pytest.raises(RunError, match=f"onnx.reference cannot run the model at {where}"):
+        exporter.check_gradients(model, wrt=["w"])

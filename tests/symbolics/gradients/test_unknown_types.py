@@ -85,3 +85,25 @@ def test_an_equation_that_does_not_fit_the_ranks():
     text = '<ir_version: 10, opset_import: ["" : 20]> m (float[2,4,2,4] x, float[4,3] w) => (float[] y) { r = Einsum<equation = "ij,jk->ik">(x, w) y = ReduceSum<keepdims = 0>(r) }'
     with pytest.raises(UnsupportedOperatorError, match="does not fit the ranks of the inputs"):
         build_gradient_graph(onnx.parser.parse_model(text))
+
+
+#: How ``t`` comes to ``u``, of which the product needs the rank; acme::Foo makes ``t``.
+BEHIND = {
+    "at once": "u = Identity(t)",
+    "behind others": "v = Tanh(t) u = Mul(v, v)",
+}
+
+
+@pytest.mark.parametrize("way", BEHIND)
+def test_an_operator_that_no_inference_passes_is_named(way):
+    text = f"""<ir_version: 10, opset_import: ["": 20, "acme": 1]> g (float[2,3] x) => (float[2,4] y)
+        <float[3,4] w = {{1,2,3,4,5,6,7,8,9,10,11,12}}TYPES> {{ t = acme.Foo(x) {BEHIND[way]} y = MatMul(u, w) }}"""
+    named = r"acme::Foo \(node '' that makes 't'\)\. Give acme::Foo a function body in the file, or write the shape of 't' into the graph's value_info"
+    with pytest.raises(
+        UnsupportedOperatorError, match=rf"no gradient for MatMul .* the rank of 'u' is not known, as ONNX has no inference for {named}"
+    ):
+        build_gradient_graph(onnx.parser.parse_model(text.replace("TYPES", "")), wrt=["w"])
+    training = build_gradient_graph(onnx.parser.parse_model(text.replace("TYPES", ", float[2,3] t")), wrt=["w"])
+    assert "w_grad" in [output.name for output in training.graph.outputs]
+    body = '<domain: "acme", opset_import: ["": 20]> Foo (a) => (b) { b = Relu(a) }'
+    build_gradient_graph(onnx.parser.parse_model(text.replace("TYPES", "") + body), wrt=["x", "w"])
