@@ -72,7 +72,8 @@ class Proof:
         absent: Quantisers that the file in integers has not: what they round stays in float, and is the same in both.
         compared: Levels and outputs on the inputs.
         limits: What may differ.
-        biases: Quantiser -> the share of its levels that may move because the bias of the convolution before it is rounded to int32.
+        biases: Quantiser -> the share of its levels that may move, at most, because the bias of the convolution before it is rounded to int32:
+            half a step of the bias in each channel. `QuantizedProduct.moved` is the mean of what the channels do move.
     """
 
     thresholds: dict[str, Thresholds]
@@ -93,7 +94,11 @@ class Proof:
         layers = []
         for name in self._over:
             off, count = self.compared.layers[name]
-            beside = f"; rounding the bias before it to int32 moves up to {self.biases[name]:.1%}" if self._rounds(name) else ""
+            beside = (
+                f"; rounding the bias before it to int32 moves {self.biases[name]:.1%} at most, half a step in each channel (quantize tells the mean)"
+                if self._rounds(name)
+                else ""
+            )
             layers.append(
                 f"{off} of {count} levels of {clean(name)} differ where all before it are the same, more than {limits.outputs:.3%}{beside}"
             )

@@ -123,7 +123,11 @@ class Quantized(Program):
             f"{integers} of {len(self.products)} products run in integers",
             *([f"{len(few)} of them by weights of 4 bits, {_off(off)}; what they take is rounded to 8 bits by the kernel"] if few else []),
             f"{len(self.activations)} quantisers of activations, {moved} of their thresholds moved by {max((a.floats for a in self.activations), default=0)} float32 at most",
-            *([f"biases of convolutions in int32 move up to about {bound:.2%} of the levels of one, by one level"] if most > 0 else []),
+            *(
+                [f"biases of convolutions in int32 move up to about {bound:.2%} of the levels of one, by one level (mean of its channels)"]
+                if most > 0
+                else []
+            ),
             *(f"  float: {clean(each.operator)} {clean(each.name)}: {each.reason}" for each in self.products if not each.kernel),
             *(f"  left: {clean(name)}: {reason}" for name, reason in self.left.items()),
         ]

@@ -16,6 +16,7 @@ from exporter.forward.inputs import named_tensors
 from exporter.gradient_graph.build import built
 from exporter.runtime.session import inference_session
 from exporter.runtime.tensors import Runner, tensor
+from exporter.verification.compare import coarser, tolerance_of
 from exporter.verification.provenance import module_of, operator_of
 from exporter.verification.steps import backward, compiling_quietly, copy_of, tensors_of
 from symbolics import torch_private as private
@@ -25,7 +26,7 @@ from symbolics.node.metadata import pairing_of, results_of
 
 __all__ = ["first_departure"]
 
-_TOLERANCE = 1e-4
+_TOLERANCE = 1e-4  # and what float16 or bfloat16 allows, where something is computed in it
 
 
 def first_departure(program: Any, case: Case, cotangents: Sequence[Any], allow: Any) -> str | None:
@@ -72,9 +73,11 @@ class _Known:
 
     def __init__(self) -> None:
         self._by_size: defaultdict[int, list[np.ndarray]] = defaultdict(list)
+        self.half: torch.dtype | None = None
 
     def add(self, value: torch.Tensor) -> None:
         """Remember a float tensor."""
+        self.half = coarser(self.half, value.dtype)
         if value.is_floating_point() and value.numel():
             self._by_size[value.numel()].append(np.sort(value.detach().double().cpu().numpy(), axis=None))
 
@@ -83,8 +86,9 @@ class _Known:
         if array.dtype.kind != "f" or not array.size:
             return True
         wanted = np.sort(array.astype(np.float64), axis=None)
-        scale = _TOLERANCE * (np.abs(wanted).max() + 1e-30)
-        return any(np.allclose(other, wanted, rtol=_TOLERANCE, atol=scale, equal_nan=True) for other in self._by_size[wanted.size])
+        tolerance = _TOLERANCE if self.half is None else tolerance_of(str(self.half).removeprefix("torch."))
+        scale = tolerance * (np.abs(wanted).max() + 1e-30)
+        return any(np.allclose(other, wanted, rtol=tolerance, atol=scale, equal_nan=True) for other in self._by_size[wanted.size])
 
 
 def _eager(case: Case, cotangents: Sequence[Any]) -> tuple[_Known, _Known]:
@@ -107,6 +111,7 @@ def _eager(case: Case, cotangents: Sequence[Any]) -> tuple[_Known, _Known]:
             known.add(value)
     for value in (*leaves, *model.parameters(), *(g for g in cotangents if g is not None)):
         known.add(value)
+    results.half = known.half
     return known, results
 
 

@@ -11,7 +11,7 @@ import torch
 from exporter.verification.rows import ZEROS, Row
 from exporter.verification.steps import shapes_of
 
-__all__ = ["FACTOR", "FEW", "ROUGH", "Results", "compare", "difference", "largest", "tolerance_of"]
+__all__ = ["FACTOR", "FEW", "HALF_FACTOR", "ROUGH", "Results", "coarser", "compare", "difference", "largest", "limit_of", "tolerance_of"]
 
 #: What a difference may be at least, relative: some hundred roundings of the type.
 _FLOOR = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -21,6 +21,12 @@ FACTOR = 10.0
 FEW = 3.0
 #: Above this, eager's own error says that the function is not smooth (it rounds, sorts or thresholds): float64 takes other turns.
 ROUGH = 1e-3
+#: The types of 16 bits. Where operators inside a model compute in one (autocast, `.half()` in its forward), eager's own error is that of the type, and
+#: no sign of a threshold: up to what the type allows, the file may be so many times as far away as eager, or as one rounding is.
+_HALVES = (torch.float16, torch.bfloat16)
+HALF_FACTOR = 4.0
+#: A gradient that is smaller than this share of the largest one is a sum of larger ones, with the roundings of those.
+_SUMMED = 0.1
 #: By how many roundings a buffer may move that eager's forward leaves as it was, and how many of the largest output are 0.
 _ROUNDINGS = 16
 #: What is left in float64, at most, of an output that is 0 but for the roundings of its type.
@@ -50,6 +56,16 @@ def tolerance_of(dtype: str, precision: torch.dtype | None = None) -> float:
     return _FLOOR.get(precision if precision is not None and dtype == "float32" else getattr(torch, dtype), 1e-1)
 
 
+def coarser(one: torch.dtype | None, two: torch.dtype) -> torch.dtype | None:
+    """Of types of 16 bits the one whose roundings are larger; ``one`` where ``two`` is none of them."""
+    return one if two not in _HALVES or one is torch.bfloat16 else two
+
+
+def limit_of(row: Row) -> float:
+    """Up to which error of its own eager in float64 is a row's reference, in the units of its error, but for gradients that are small sums."""
+    return max(ROUGH, tolerance_of(row.half or row.dtype))
+
+
 def difference(got: torch.Tensor, wanted: torch.Tensor) -> float:
     """The largest difference; equal infinities and NaNs are none."""
     a, b = got.double(), wanted.double()
@@ -72,6 +88,7 @@ def compare(
     precision: torch.dtype | None = None,
     untouched: Mapping[str, torch.Tensor] | None = None,
     opaque: Container[str] = (),
+    half: torch.dtype | None = None,
 ) -> list[Row]:
     """A row per tensor: outputs, gradients, then the buffers that a forward changes. Of outputs of other shapes there are no gradients.
 
@@ -83,6 +100,8 @@ def compare(
         precision: The type in which the file computes float32, where that is another.
         untouched: The buffers that eager's forward leaves as they were.
         opaque: The parameters of opaque modules. A file has zeros for those on a way that a run does not take, where eager has no gradient.
+        half: The type of 16 bits in which eager's operators gave results, None where there was none. Tensors that this does not reach, as eager's own
+            error says, are allowed what they are without it.
     """
     rows, untouched = [], untouched or {}
     highest = max((largest(output) for output in wanted.outputs if output.is_floating_point()), default=0.0)
@@ -90,7 +109,7 @@ def compare(
         found = got.outputs[index] if index < len(got.outputs) else None
         better = precise.outputs[index] if precise is not None else None
         noise = highest if _is_noise(output, better, highest) else 0.0
-        rows.append(_row(f"output {index}", "output", output, found, better, noise, precision))
+        rows.append(_row(f"output {index}", "output", output, found, better, noise, precision, half))
     if len(got.outputs) > len(wanted.outputs):
         problem = f"the file has {len(got.outputs)} outputs, eager {len(wanted.outputs)}"
         rows.append(Row("outputs", "output", (), "", float("nan"), None, 0.0, "", False, problem))
@@ -103,7 +122,7 @@ def compare(
             continue
         if found is None and gradient is not None and not gradient.any():
             found = torch.zeros_like(gradient)  # where nothing can come through (torch.round), eager has zeros and a graph no path
-        row = _row(name, kind, gradient, found, better, noise, precision)
+        row = _row(name, kind, gradient, found, better, noise, precision, half)
         if gradient is None and kind == "parameter gradient" and name in opaque and found is not None and not found.any():
             row = replace(row, error=0.0, ok=True, problem="", note=ZEROS)
         rows.append(row)
@@ -119,7 +138,7 @@ def compare(
             mine, theirs = wanted.buffers.get(name), got.buffers.get(name)
             if mine is None and theirs is not None and _rounded(theirs, untouched.get(name)):
                 mine = untouched[name]
-            rows.append(_row(name, "buffer", mine, theirs, better, noise, precision))
+            rows.append(_row(name, "buffer", mine, theirs, better, noise, precision, half))
     rows += [
         Row(name, "buffer", (), "", float("nan"), None, 0.0, "", False, f"the file does not carry it: {why}") for name, why in lost.items()
     ]
@@ -150,17 +169,18 @@ def _row(
     better: torch.Tensor | None,
     noise: float,
     precision: torch.dtype | None,
+    half: torch.dtype | None,
 ) -> Row:
     shown = wanted if wanted is not None else got
     assert shown is not None
-    about = (name, kind, tuple(shown.shape), str(shown.dtype).removeprefix("torch."))
+    about = (name, kind, tuple(shown.shape), _name(shown.dtype))
     problem = ""
     if wanted is None:
         problem = "eager's forward leaves it as it was" if kind == "buffer" else "eager has no gradient, the file has one"
     elif got is None:
         problem = "missing in the file, eager has it"
     elif got.shape != wanted.shape or got.dtype != wanted.dtype:
-        problem = f"the file gives {str(got.dtype).removeprefix('torch.')} of shape {list(got.shape)}"
+        problem = f"the file gives {_name(got.dtype)} of shape {list(got.shape)}"
     if problem:
         return Row(*about, float("nan"), None, 0.0, "", False, problem)
     assert wanted is not None and got is not None
@@ -176,9 +196,23 @@ def _row(
     own = None if better is None else difference(wanted, better) / scale
     if own != own:
         own = None
-    if better is None or own is None or own > max(ROUGH, floor):
-        error, tolerance, reference = difference(got, wanted) / scale, floor, about[3]
+    factor = 1 + FEW / max(1, wanted.numel())
+    inside = "" if half is None or floor >= tolerance_of(_name(half)) else _name(half)
+    if half is None or not inside or (own is not None and FACTOR * factor * own <= floor):
+        inside, least, limit, allowed = "", floor, max(ROUGH, floor), FACTOR * factor * (own or 0.0)
     else:
-        factor = FACTOR * (1 + FEW / max(1, wanted.numel()))
-        error, tolerance, reference = difference(got, better) / scale, max(floor, factor * own), "float64"
-    return Row(*about, error, own, tolerance, reference, error <= tolerance)
+        floor, least = tolerance_of(inside), HALF_FACTOR * torch.finfo(half).eps
+        limit = floor * max(1.0, _SUMMED * noise / scale)
+        allowed = min(limit, factor * max(FACTOR * min(own or 0.0, ROUGH), HALF_FACTOR * (own or 0.0)))
+    if better is not None and own is not None and own <= limit:
+        error, tolerance, reference = difference(got, better) / scale, max(least, allowed), "float64"
+    else:
+        error, tolerance, reference = difference(got, wanted) / scale, floor, about[3]
+        # In 16 bits eager is soon on the other side of a threshold (that of a ReLU for its gradient), where a file that rounds less is with float64.
+        if better is not None and (inside or wanted.dtype in _HALVES) and (nearer := difference(got, better) / scale) < error:
+            error, reference = nearer, "float64"
+    return Row(*about, error, own, tolerance, reference, error <= tolerance, half=inside)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

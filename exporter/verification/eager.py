@@ -15,7 +15,8 @@ from exporter.forward.case import Case
 from exporter.forward.inputs import named_tensors
 from exporter.train_mode.dropout import draw_seed
 from exporter.train_mode.reads import Reads
-from exporter.verification.compare import difference
+from exporter.verification.compare import coarser, difference
+from exporter.verification.drawn import nothing_to_compare
 from exporter.verification.kept import state_in
 from exporter.verification.masks import Masks, OtherDraws
 from exporter.verification.memory import HighWater
@@ -30,6 +31,7 @@ from exporter.verification.steps import (
     state_of,
     tensors_of,
 )
+from symbolics import torch_private as private
 from symbolics.capture.undifferentiable import StopWhereNone, is_refusal, lacks_backward
 from symbolics.errors import ExportError, PythonopError, UnsupportedOperatorError
 from symbolics.node.dtypes import as_real
@@ -54,6 +56,7 @@ class EagerStep:
         untouched: The buffers that the step did not change.
         by_backward: The parameters and buffers that the backward wrote to.
         no_backward: Whether a Function of the model has no backward, so that there are no gradients at all.
+        half: The type of 16 bits in which operators gave results, the coarser where both did; None where none did.
     """
 
     inputs: dict[str, torch.Tensor]
@@ -65,6 +68,7 @@ class EagerStep:
     untouched: dict[str, torch.Tensor] = field(default_factory=dict)
     by_backward: set[str] = field(default_factory=set)
     no_backward: bool = False
+    half: torch.dtype | None = None
 
     def beside(self, carried: Container[str]) -> EagerStep:
         """The same, without the notes that a file does not carry."""
@@ -75,7 +79,15 @@ class EagerStep:
         return replace(self, cotangents=[None] * len(self.outputs), gradients={})
 
     @classmethod
-    def run(cls, case: Case, kind: torch.dtype | None = None, given: list[Any] | None = None, masks: Masks | None = None) -> EagerStep:
+    def run(
+        cls,
+        case: Case,
+        kind: torch.dtype | None = None,
+        given: list[Any] | None = None,
+        masks: Masks | None = None,
+        *,
+        widened: bool = False,
+    ) -> EagerStep:
         """Run a copy of the model; where PyTorch refuses that an input needs a gradient, with the gradient stopped there, as in the file.
 
         Args:
@@ -83,23 +95,33 @@ class EagerStep:
             kind: The float type to run in; None for the model's own.
             given: The cotangents; None draws them. Where a Function has no backward, there are none.
             masks: What its dropouts drop; None lets them draw.
+            widened: Whether what asks for a narrower float type gets float64, as a model that casts inside would stay in its own.
         """
         try:
-            return _stopped_where_refused(lambda: cls._run(case, kind, given, masks))
+            return _stopped_where_refused(lambda: cls._run(case, kind, given, masks, widened))
         except NotImplementedError as error:
             if not lacks_backward(error):
                 raise
-        return replace(_stopped_where_refused(lambda: cls._run(case, kind, (), masks)), no_backward=True)
+        return replace(_stopped_where_refused(lambda: cls._run(case, kind, (), masks, widened)), no_backward=True)
 
     @classmethod
-    def _run(cls, case: Case, kind: torch.dtype | None, given: Sequence[Any] | None, masks: Masks | None) -> EagerStep:
+    def _run(
+        cls, case: Case, kind: torch.dtype | None, given: Sequence[Any] | None, masks: Masks | None, widened: bool = False
+    ) -> EagerStep:
         model, args, kwargs = copy_of(case.model, kind), case.args, case.kwargs or {}
         leaves: dict[int, torch.Tensor] = {}
         named = named_tensors(model, args, kwargs)
         before = state_of(model)
+        half: torch.dtype | None = None
+        wide = private.widened_casts if widened else contextlib.nullcontext
+
+        def hear(result: torch.Tensor) -> None:
+            nonlocal half
+            half = coarser(half, result.dtype)
+
         with _no_gradients_to(case.model, model), torch.enable_grad(), contextlib.nullcontext() if masks is None else masks.given():
             copies, keywords = _given(case, kind, leaves)
-            with Reads(model) as reads:
+            with Reads(model) as reads, private.every_result(hear), wide():
                 outputs = tensors_of(model(*copies, **keywords))
                 reads.read(outputs)
             if given is None:
@@ -111,7 +133,8 @@ class EagerStep:
             given = list(given) or [None] * len(outputs)
             versions = _versions(model)
             try:
-                backward(outputs, given)
+                with private.every_result(hear), wide():
+                    backward(outputs, given)
             except Exception as error:
                 with contextlib.suppress(Exception):  # a class that takes no attributes
                     error._pythonop_in_backward = True  # type: ignore[attr-defined]
@@ -135,6 +158,7 @@ class EagerStep:
             buffers.keys() - reads.first,
             untouched,
             written & buffers.keys(),
+            half=half,
         )
 
 
@@ -196,36 +220,12 @@ def with_the_files_masks(case: Case, eager: EagerStep, file: ir.Model) -> tuple[
         eager = EagerStep.run(case, given=eager.cotangents, masks=masks)
         if not draws(case, eager, masks):
             return eager, masks
-        reason = "not by Dropout alone"
+        reason = "they differ with the masks of the file's Dropouts, too" if masks.nodes else "the file has no Dropout"
     except (OtherDraws, UnsupportedOperatorError) as error:
         reason = str(error)
     kept = list(dict.fromkeys(change.name for changes in state_in(file).values() for change in changes))
-    raise PythonopError(
-        f"two runs of the model with one input differ: it draws random numbers{_drawing(case.model)}, or keeps state between calls{_listed(kept)}. Eager and "
-        f"onnxruntime draw different numbers, and keep states of their own, so that nothing can be compared ({reason})\n"
-        "  random numbers: verify the same model with dropout 0 (`for m in model.modules(): if hasattr(m, 'p'): m.p = 0.0`, or the dropout arguments of its "
-        "config), which leaves all else in training mode, or in eval()\n"
-        "  state: pass it to the model as a tensor and return the new one"
-    )
-
-
-_DRAWING = (
-    torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d, torch.nn.AlphaDropout, torch.nn.FeatureAlphaDropout, torch.nn.RReLU,
-)  # fmt: skip
-
-
-def _drawing(model: torch.nn.Module) -> str:
-    """The modules that are known to draw, for a message."""
-    found = [
-        f"{type(module).__name__} {name!r}"
-        for name, module in model.named_modules()
-        if isinstance(module, _DRAWING) and module.training and getattr(module, "p", True)
-    ]
-    return _listed(found)
-
-
-def _listed(found: Sequence[str]) -> str:
-    return f" ({', '.join(found[:5])}{f' and {len(found) - 5} more' if len(found) > 5 else ''})" if found else ""
+    with torch.random.fork_rng(devices=[]):
+        raise nothing_to_compare(case.model, lambda: EagerStep.run(case, given=eager.cotangents), kept, reason)
 
 
 def in_float64(case: Case, eager: EagerStep, masks: Masks | None) -> EagerStep | None:
@@ -233,10 +233,10 @@ def in_float64(case: Case, eager: EagerStep, masks: Masks | None) -> EagerStep |
     kinds = {p.dtype for p in case.model.parameters() if p.is_floating_point()} | {
         t.dtype for t in eager.inputs.values() if t.is_floating_point()
     }
-    if kinds <= {torch.float64} or any(t.is_complex() for t in (*case.model.parameters(), *case.model.buffers())):
+    if (kinds <= {torch.float64} and eager.half is None) or any(t.is_complex() for t in (*case.model.parameters(), *case.model.buffers())):
         return None  # of complex state, .to(float64) would keep the real parts
     try:
-        found = EagerStep.run(case, torch.float64, eager.cotangents, masks)
+        found = EagerStep.run(case, torch.float64, eager.cotangents, masks, widened=eager.half is not None)
     except Exception:  # a Function of fixed types: eager itself is then the reference
         return None
     same = len(found.outputs) == len(eager.outputs) and all(

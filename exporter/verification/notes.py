@@ -12,7 +12,7 @@ import torch
 
 from exporter.forward.ways_out import taken_for_constants
 from exporter.runtime.changed import named
-from exporter.verification.compare import FACTOR, FEW, ROUGH, tolerance_of
+from exporter.verification.compare import FACTOR, FEW, HALF_FACTOR, ROUGH, limit_of, tolerance_of
 from exporter.verification.rows import ELSEWHERE, ZEROS, Row
 from exporter.verification.steps import shapes_of
 from symbolics.graph.values import is_python_op
@@ -28,6 +28,7 @@ __all__ = [
     "note_on_backward",
     "note_on_changes",
     "note_on_constants",
+    "note_on_half",
     "note_on_kept_code",
     "note_on_kept_values",
     "note_on_no_departure",
@@ -38,14 +39,17 @@ __all__ = [
 
 #: The headings of what counts also where nothing differs.
 CHANGED, OUTPUTS_ALONE, NO_GRADIENT, KEPT = "Changed since the export", "Outputs alone", "Zeros for None", "Values of the example"
+HALF = "Half precision inside"
 #: Of outputs that cannot be compared.
 OTHER_OUTPUTS = "Other outputs"
-ALWAYS = frozenset((CHANGED, OUTPUTS_ALONE, NO_GRADIENT, KEPT))
+ALWAYS = frozenset((CHANGED, OUTPUTS_ALONE, NO_GRADIENT, KEPT, HALF))
 
 #: Operators at whose result one rounding may choose: the largest of several, the nearest of two, a side of a bound.
 _CHOOSING = frozenset(
     "ArgMax ArgMin Ceil Floor GlobalMaxPool Hardmax Max MaxPool MaxRoiPool Min Mod ReduceMax ReduceMin Round Sign TopK".split()
 )
+#: Operators whose slope jumps: in 16 bits a rounding is often enough to choose.
+_GATES = frozenset("Abs Celu Clip Elu HardSigmoid HardSwish LeakyRelu PRelu Relu Selu ThresholdedRelu".split())
 _COMPARING = frozenset("Equal Greater GreaterOrEqual Less LessOrEqual".split())
 
 
@@ -57,8 +61,14 @@ class Note:
     text: str
 
 
-def choices_of(model: ir.Model) -> dict[str, int]:
-    """Each operator of a file that chooses between values, with its number; a PythonOp may do so unseen, and counts."""
+def choices_of(model: ir.Model, *, gates: bool = False) -> dict[str, int]:
+    """Each operator of a file that chooses between values, with its number; a PythonOp may do so unseen, and counts.
+
+    Args:
+        model: The file.
+        gates: Whether those count of which the slope alone depends on a choice.
+    """
+    choosing = _CHOOSING | _GATES if gates else _CHOOSING
     found = Counter[str]()
     nodes = [*walk(model.graph), *(node for function in model.functions.values() for node in walk(function))]
     for node in nodes:
@@ -66,7 +76,7 @@ def choices_of(model: ir.Model) -> dict[str, int]:
         floats = first is not None and first.dtype is not None and first.dtype.is_floating_point()
         if is_python_op(node):
             found["PythonOp"] += 1
-        elif not node.domain and (node.op_type in _CHOOSING or (node.op_type in _COMPARING and floats)):
+        elif not node.domain and (node.op_type in choosing or (node.op_type in _COMPARING and floats)):
             found[node.op_type] += 1
     return dict(found.most_common())
 
@@ -78,7 +88,8 @@ def notes_on(rows: Sequence[Row], choices: dict[str, int]) -> list[Note]:
         rows: All of them.
         choices: What `choices_of` counted.
     """
-    grown = [row for row in rows if row.eager_error is not None and row.eager_error > tolerance_of(row.dtype)]
+    grown = [row for row in rows if row.eager_error is not None and row.eager_error > tolerance_of(row.half or row.dtype)]
+    grown = [row for row in grown if not row.half or row.reference != "float64"]  # `note_on_half` has those
     turned = [row for row in grown if row.reference != "float64"]
     if choices and not any(row.kind == "output" for row in turned):
         grown = [row for row in grown if row not in turned]  # near outputs, far gradients: no rounding has grown, a choice fell otherwise
@@ -91,12 +102,29 @@ def notes_on(rows: Sequence[Row], choices: dict[str, int]) -> list[Note]:
 def note_on_constants(rows: Sequence[Row]) -> Iterator[Note]:
     """A file that is right at the example alone."""
     bad = [row for row in rows if not row.ok]
-    if bad and all(row.kind in ELSEWHERE and (row.eager_error or 0.0) <= ROUGH for row in bad):
+    if bad and all(row.half and not row.problem and not row.name.startswith("output ") for row in bad):
+        return  # gradients alone, in 16 bits: a slope that jumps says as much
+    if bad and all(row.kind in ELSEWHERE and (row.eager_error or 0.0) <= limit_of(row) for row in bad):
         yield Note(
             "Right at the example alone",
             "The export took for a constant what forward computes from its input: NumPy, .item(), float() or tolist() of a tensor, an `if` on a tensor's values, a "
             "size as a number. Write it in operators of torch, put it into an autograd Function, which stays Python in the file.",
         )
+
+
+def note_on_half(rows: Sequence[Row]) -> Iterator[Note]:
+    """What tensors of a model that computes in 16 bits inside are allowed, and why."""
+    if found := [row for row in rows if row.half]:
+        half, wide = found[0].half, ", ".join(dict.fromkeys(row.dtype for row in found))
+        one = torch.finfo(getattr(torch, half)).eps
+        text = (
+            f"Operators of the model give results in {half} (autocast, .half()), whose roundings are {one:.1e}: {len(found)} of {len(rows)} rows, of {wide}, are allowed what "
+            f"that makes of them, at least {HALF_FACTOR * one:.1e}, {FACTOR:g} times eager's own error up to {ROUGH:.0e} and {HALF_FACTOR:g} times beyond, at most "
+            f"{tolerance_of(half):.0e} (of a gradient that is small beside others, of those)."
+        )
+        if any(row.eager_error is None or row.eager_error > limit_of(row) for row in found):
+            text += f" Where there is no eager in float64, or it is further away than that, {tolerance_of(half):.0e} from the nearer of the two are allowed."
+        yield Note(HALF, text)
 
 
 def note_on_kept_values(said: Sequence[warnings.WarningMessage]) -> Iterator[Note]:
@@ -214,16 +242,18 @@ def note_on_no_departure(functions: Collection[str]) -> Note:
 def _on_growth(grown: list[Row]) -> Note:
     far = [row for row in grown if row.reference != "float64"]
     worst = max(grown, key=lambda row: row.eager_error or 0.0)
-    times = (worst.eager_error or 0.0) / torch.finfo(getattr(torch, worst.dtype)).eps
-    roundings = f"{float(f'{times:.2g}'):,.0f} roundings of {worst.dtype}"
+    kind = worst.half or worst.dtype
+    times = (worst.eager_error or 0.0) / torch.finfo(getattr(torch, kind)).eps
+    roundings = f"{float(f'{times:.2g}'):,.0f} roundings of {kind}"
+    limit = f"{min(map(limit_of, far or grown)):.0e}"
     text = [
         f"{_farthest(grown)}, {roundings}: the function enlarges roundings (it is ill-conditioned, or chaotic), in eager as in the file."
     ]
     if len(far) < len(grown):
         allowed = f"{FACTOR:g} times as far from it as eager's, one of few numbers up to {FACTOR * (1 + FEW):g} times"
-        text.append(f"Up to {ROUGH:.0e}, float64 is the reference, and a tensor may be {allowed}.")
+        text.append(f"Up to {limit}, float64 is the reference, and a tensor may be {allowed}.")
     if far:
-        text.append(f"Beyond {ROUGH:.0e}, float64 has taken another course: {_compared(far)}.")
+        text.append(f"Beyond {limit}, float64 has taken another course: {_compared(far)}.")
     if any(not row.ok for row in far):
         text.append(
             "That they differ says little: the model in float64 (model.double()), or one with fewer steps or layers, shows whether the file is right."

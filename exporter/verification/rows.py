@@ -37,6 +37,7 @@ class Row:
         ok: Whether the file says the same.
         problem: What is wrong where a number does not say it.
         note: What says nothing against the file: why nothing could be compared, or `ZEROS`.
+        half: "float16" or "bfloat16" where the model computes in it inside, and `tolerance` is what that allows.
         node: The node of the file that makes the output or buffer, or the first that reads the parameter or input.
     """
 
@@ -52,6 +53,7 @@ class Row:
     problem: str = ""
     node: str = ""
     note: str = ""
+    half: str = ""
 
     @property
     def badness(self) -> float:

@@ -40,6 +40,7 @@ from exporter.verification.notes import (
     note_on_backward,
     note_on_changes,
     note_on_constants,
+    note_on_half,
     note_on_kept_code,
     note_on_kept_values,
     note_on_no_departure,
@@ -231,6 +232,7 @@ def _compared(
         *other_outputs,
         *note_on_weights(weights, program.model, str(file) if is_there else "model.onnx"),
         *note_on_changes(run.changed),
+        *note_on_half(rows),
         *(note_on_kept_values(said) if all(row.ok for row in rows) else ()),
     ]
     if file is not None:
@@ -243,7 +245,7 @@ def _compared(
             *note_on_constants(rows),
             *note_on_zeros(rows),
             *(note_on_kept_code(rows, program.model) if file is not None else ()),
-            *notes_on(rows, choices_of(program.model)),
+            *notes_on(rows, choices_of(program.model, gates=eager.half is not None)),
         ]
     made_by = "a file that was there" if file is not None else "torch.export" if options["dynamo"] else "TorchScript"
     report = Report(

@@ -11,6 +11,7 @@ import torch
 
 __all__ = [
     "answered_draws", "classes_are_asked", "every_result", "has_own_torch_function", "is_random", "operators_heard", "random_operators", "unheard",
+    "widened_casts",
 ]  # fmt: skip
 
 
@@ -135,4 +136,18 @@ def every_result(listener: Callable[[torch.Tensor], None]) -> Iterator[None]:
             return result
 
     with Listening():
+        yield
+
+
+@contextlib.contextmanager
+def widened_casts() -> Iterator[None]:
+    """Let operators give float64 where they are asked for a narrower float type (`.half()`, `.float()`, ``dtype=``), those of backward included."""
+    narrower = (torch.float16, torch.bfloat16, torch.float32)
+
+    class Widening(_dispatch_mode()):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            given = {name: torch.float64 if value in narrower else value for name, value in (kwargs or {}).items() if name == "dtype"}
+            return func(*args, **{**(kwargs or {}), **given})
+
+    with Widening():
         yield

@@ -460,6 +460,16 @@ def test_every_result():
     assert len(seen) == count
 
 
+def test_widened_casts():
+    x = torch.full((2, 2), 1 / 3, dtype=torch.float64, requires_grad=True)
+    with private.widened_casts():
+        y = (x.half() @ x.detach().bfloat16()).float() + torch.ones(2, dtype=torch.float16)
+        y.sum().backward()
+    assert y.dtype == torch.float64 and torch.equal(y.detach(), x.detach() @ x.detach() + 1)
+    assert torch.equal(x.grad, torch.ones_like(x) @ x.detach())
+    assert x.half().dtype == torch.float16
+
+
 def test_run_forward_pre_hooks():
     module, said = torch.nn.Linear(2, 3), []
     module.register_forward_pre_hook(lambda own, args: said.append((own, args)))
