@@ -228,25 +228,6 @@ def test_a_file_that_drops_otherwise_differs(monkeypatch):
     assert not exporter.verify(_Twice().train(), (torch.randn(3, 6),)).ok
 
 
-class _Draws(nn.Module):
-    def forward(self, x):
-        return x * torch.rand_like(x)
-
-
-def test_a_model_that_draws_by_itself_is_refused():
-    line = r"aten.rand_like at test_verify.py:\d+, in forward: return x \* torch.rand_like\(x\)"
-    with pytest.raises(
-        exporter.PythonopError, match=rf"differ: its forward draws random numbers \({line}\)\. Eager.*\n.*draw outside"
-    ) as caught:
-        exporter.verify(_Draws(), (torch.randn(3, 6),))
-    assert "dropout" not in str(caught.value) and "state:" not in str(caught.value)
-    both = nn.Sequential(nn.Dropout(0.5), _Draws()).train()
-    with pytest.raises(
-        exporter.PythonopError, match=rf"(?s)numbers \({line}\), and it drops out \(Dropout '0'\).*draw outside.*dropout 0 .*eval\(\)"
-    ):
-        exporter.verify(both, (torch.randn(3, 6),))
-
-
 def test_the_remedy_for_dropout_works():
     model = F.Dropping().train()
     for m in model.modules():
