@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 import exporter
-from exporter.files.named import names_in
 from exporter.files.trust import unregister
 from symbolics.errors import ArgumentError, ExportError, FormatError, PythonopError, PythonopWarning, TrustError
 from tests.support import nodes
@@ -128,20 +127,6 @@ def test_what_is_given_back_as_it_is(dynamo):
     compare(model, program)
     (node,) = program.opaque
     assert (node.module, node.source.partition(":")[0], node.reason) == ("block", "tests.zoo.modules", "opaque= names it")
-
-
-@BOTH
-def test_a_layer_of_torch_that_is_called_needs_an_entry(dynamo):
-    """The file says the layer's settings and arguments, and some kernels of torch trust them: CTCLoss reads where its labels point."""
-    program = exported(M.Net(nn.Identity()), dynamo)
-    name = "torch.nn.modules.linear:Identity"
-    assert names_in(program.model) == [name]
-    for call in (exporter.load, exporter.inference_session, exporter.reference_evaluator):
-        with pytest.raises(TrustError, match=f"{name}.* is not allowed"):
-            call(program.model_proto, allow=["tests.zoo.modules:*"])
-        call(program.model_proto, allow=[name])
-    inner = exported(M.Net(M.Repeats()), dynamo)  # whose layers need none
-    exporter.load(inner, allow=["tests.zoo.modules:*"])
 
 
 @BOTH

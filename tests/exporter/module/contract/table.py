@@ -132,8 +132,8 @@ print(answer(np.zeros((2, 4), np.float32)), answer(np.zeros((2, 5), np.float32))
 
 - **Threads.** All threads of a server may share one session. Functions hold Python's lock, so their calls take turns. In a session of one thread
   (`intra_op_num_threads = 1`) a Function has all threads of torch; limit those by `torch.set_num_threads`.
-- **Processes.** Where a server forks workers, open the session in each worker, after the fork. A process that was forked has none of torch's threads, and
-  may wait for them without end, as eager PyTorch does.
+- **Processes.** Where a server forks workers, open the session in each worker, after the fork. A process that was forked has none of the
+  threads of torch and onnxruntime: with a session from before the fork it may wait for them without end, or end in a crash.
 
 ## Train on several processes, or with a library
 
