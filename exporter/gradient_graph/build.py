@@ -28,7 +28,8 @@ from symbolics.graph.builder import Builder
 from symbolics.graph.collector import without_gc
 from symbolics.graph.presence import conditions_of, holds
 from symbolics.graph.scope import Scope
-from symbolics.graph.values import dtype_of, name_of, static_shape
+from symbolics.graph.shapes import may_lose_axes
+from symbolics.graph.values import dtype_of, name_of
 from symbolics.graph.walk import discard, prune, remove_unread, unread, walk
 from symbolics.node.backward import count_readers, is_backward
 from symbolics.node.metadata import GradientPairing, read_state, write_pairing
@@ -94,7 +95,7 @@ def built(
     overrides: Mapping[str | Key, Callable[..., Any] | Rule] | None = None,
     warns: bool = False,
 ) -> ir.Model:
-    """`build_gradient_graph`, whose arguments and errors these are; without ``warns`` also of a model without a float output, and without a word of what is cut off."""
+    """`build_gradient_graph`, whose arguments and errors these are. Without ``warns`` it takes a model without a float output, and says nothing of what is cut off."""
     with reading(model):
         copy = own_copy(model, bounded=True)
     wrt = None if wrt is None else wrt if isinstance(wrt, str) else list(wrt)
@@ -158,7 +159,9 @@ class _Build(Engine):
         kept = {*unread(graph), *boundary.wrt, *(value for name, value in graph.initializers.items() if name in state)}
         check_frozen(self.model, boundary.wrt)
         self.expand_all(boundary.wrt, lambda: boundary.outputs)
-        cotangents = {v: ir.Value(name=boundary.input_name(v), type=v.type, shape=_shape_of(v)) for v in boundary.outputs}
+        cotangents = {
+            v: ir.Value(name=boundary.input_name(v), type=v.type, shape=None if may_lose_axes(v) else v.shape) for v in boundary.outputs
+        }
         boundary.check_reached(self.active(graph, boundary.wrt)[0])
         op = Builder(self.scope)
         found = self.sweep(op, graph, cotangents, boundary.wrt)
@@ -211,11 +214,3 @@ def _rule(operator: Any, rule: Any) -> Rule:
     if not isinstance(rule, Rule) and not callable(rule):
         raise ArgumentError(f"overrides has {rule!r} for {operator!r}: give a rule, a function as exporter.gradient takes it")
     return rule if isinstance(rule, Rule) else Rule(rule)
-
-
-def _shape_of(output: ir.Value) -> ir.Shape | None:
-    """The shape of an output; None behind a Squeeze of all axes of size 1, as an open axis may be one at run time."""
-    node = output.producer()
-    if node is None or node.op_type != "Squeeze" or node.domain or "axes" in node.attributes or any(node.inputs[1:]):
-        return output.shape
-    return None if static_shape(node.inputs[0]) is None else output.shape

@@ -128,7 +128,7 @@ class Engine:
         return active, makers
 
     def depends(self, node: ir.Node, read: Iterable[ir.Value | None], active: set[ir.Value]) -> list[ir.Value]:
-        """The outputs of a node that depend on what it reads as floats do: floats, and what stands for floats in integers.
+        """The outputs that carry a gradient's path on: floats, and integers that stand for floats (what a QuantizeLinear gave).
 
         Args:
             node: No flat one.
@@ -144,7 +144,7 @@ class Engine:
         inside = self.made_inside(node, active) if self.quantises_inside(node) else ()
         found = []
         for output in node.outputs:
-            of_levels = levels and ((node.domain and rule is None) or output.dtype in levels or node.op_type in ("Cast", "CastLike"))
+            of_levels = bool(levels) and ((node.domain and rule is None) or output.dtype in levels or node.op_type in ("Cast", "CastLike"))
             if may_be_float(output) or output in inside or (of_levels and output.dtype is not ir.DataType.BOOL):
                 found.append(output)
         return found

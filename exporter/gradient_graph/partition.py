@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from symbolics.errors import FormatError, RunError
+from symbolics.graph.shapes import may_lose_axes
 from symbolics.graph.values import RANDOM, array_of, describe, is_python_op, made_by, name_of, trains
 from symbolics.graph.walk import discard, reads, walk
 from symbolics.node.metadata import GradientPairing, pairing_of, results_of
@@ -286,8 +287,11 @@ def reach_of(backward: Sequence[ir.Node], gradients: dict[str, ir.Value], output
 
 def extract(model: ir.Model, inputs: Iterable[str], outputs: Iterable[str]) -> ir.Model:
     """A copy of what lies between some values of a model; initializers among the inputs lose their data."""
+    inputs = list(dict.fromkeys(inputs))
+    by_name = {output.name: output for node in model.graph for output in node.outputs}
+    loose = {name for name in inputs if name in by_name and may_lose_axes(by_name[name])}
     try:
-        graph = ir.convenience.extract(model.graph, list(dict.fromkeys(inputs)), list(dict.fromkeys(outputs)))
+        graph = ir.convenience.extract(model.graph, inputs, list(dict.fromkeys(outputs)))
     except ValueError as error:  # a value of the part comes from none of its inputs
         raise FormatError.damaged(
             f"metadata {GRADIENTS_KEY}", f"it does not part the graph into a forward and a backward: {error}"
@@ -295,5 +299,6 @@ def extract(model: ir.Model, inputs: Iterable[str], outputs: Iterable[str]) -> i
     for value in graph.inputs:
         graph.initializers.pop(name_of(value), None)
         value.const_value = None
+        value.shape = None if value.name in loose else value.shape
     functions = [function.clone() for function in model.functions.values()]
     return ir.Model(graph, ir_version=model.ir_version, functions=functions, metadata_props=dict(model.metadata_props))

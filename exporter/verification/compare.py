@@ -27,6 +27,8 @@ _HALVES = (torch.float16, torch.bfloat16)
 HALF_FACTOR = 4.0
 #: A gradient that is smaller than this share of the largest one is a sum of larger ones, with the roundings of those.
 _SUMMED = 0.1
+#: What may differ at most: zeros are off by 1.
+_MOST = 0.5
 #: By how many roundings a buffer may move that eager's forward leaves as it was, and how many of the largest output are 0.
 _ROUNDINGS = 16
 #: What is left in float64, at most, of an output that is 0 but for the roundings of its type.
@@ -202,7 +204,7 @@ def _row(
         inside, least, limit, allowed = "", floor, max(ROUGH, floor), FACTOR * factor * (own or 0.0)
     else:
         floor, least = tolerance_of(inside), HALF_FACTOR * torch.finfo(half).eps
-        limit = floor * max(1.0, _SUMMED * noise / scale)
+        limit = min(_MOST, floor * max(1.0, _SUMMED * noise / scale))
         allowed = min(limit, factor * max(FACTOR * min(own or 0.0, ROUGH), HALF_FACTOR * (own or 0.0)))
     if better is not None and own is not None and own <= limit:
         error, tolerance, reference = difference(got, better) / scale, max(least, allowed), "float64"

@@ -229,20 +229,29 @@ def with_the_files_masks(case: Case, eager: EagerStep, file: ir.Model) -> tuple[
 
 
 def in_float64(case: Case, eager: EagerStep, masks: Masks | None) -> EagerStep | None:
-    """The same step in float64, None where the model cannot run in it."""
+    """The same step in float64, None where the model cannot run in it.
+
+    Its ``half`` is that of ``eager`` where the casts inside the model gave float64, too: only then does it say what 16 bits have cost.
+    """
     kinds = {p.dtype for p in case.model.parameters() if p.is_floating_point()} | {
         t.dtype for t in eager.inputs.values() if t.is_floating_point()
     }
     if (kinds <= {torch.float64} and eager.half is None) or any(t.is_complex() for t in (*case.model.parameters(), *case.model.buffers())):
         return None  # of complex state, .to(float64) would keep the real parts
+    if eager.half is not None and (found := _tried(case, eager, masks, widened=True)) is not None:
+        return replace(found, half=eager.half)
+    return _tried(case, eager, masks, widened=False)
+
+
+def _tried(case: Case, eager: EagerStep, masks: Masks | None, widened: bool) -> EagerStep | None:
     try:
-        found = EagerStep.run(case, torch.float64, eager.cotangents, masks, widened=eager.half is not None)
+        found = EagerStep.run(case, torch.float64, eager.cotangents, masks, widened=widened)
     except Exception:  # a Function of fixed types: eager itself is then the reference
         return None
     same = len(found.outputs) == len(eager.outputs) and all(
         one.shape == two.shape for one, two in zip(found.outputs, eager.outputs, strict=True)
     )
-    return found if same and found.gradients.keys() == eager.gradients.keys() else None
+    return replace(found, half=None) if same and found.gradients.keys() == eager.gradients.keys() else None
 
 
 def measured_step(case: Case, eager: EagerStep, steps: int) -> tuple[float, int | None]:

@@ -101,7 +101,8 @@ def rows_of(
     kept = {name for name, entry in (read_state(model.metadata_props) or {}).items() if entry.initializer in carried}
 
     def rows(eager: EagerStep, precise: EagerStep | None, found: FileStep, lost: Mapping[str, str]) -> list[Row]:
-        all_rows = compare(eager.beside({*found.buffers, *kept}), precise, found, lost, precision, eager.untouched, opaque, eager.half)
+        half = eager.half if precise is None else precise.half
+        all_rows = compare(eager.beside({*found.buffers, *kept}), precise, found, lost, precision, eager.untouched, opaque, half)
         placed = [replace(row, node=places.get((row.kind, row.name), "")) for row in all_rows]
         return [replace(row, name=names.get(row.name, row.name)) if row.kind == "output" else row for row in placed]
 

@@ -13,7 +13,7 @@ from symbolics.graph.values import array_of, attr, rank_of, static_shape
 from symbolics.graph.walk import subgraphs, walk
 from symbolics.node.limits import MAX_RANK
 
-__all__ = ["BROADCAST", "dims_of", "guess_ranks", "is_open", "name_dims", "same_dim", "write_sizes"]
+__all__ = ["BROADCAST", "dims_of", "guess_ranks", "is_open", "may_lose_axes", "name_dims", "same_dim", "write_sizes"]
 
 #: Operators whose inputs are broadcast to one shape.
 BROADCAST = frozenset(
@@ -21,12 +21,16 @@ BROADCAST = frozenset(
     Add Sub Mul Div Pow Where Max Min Sum Mean Mod Equal Less LessOrEqual Greater GreaterOrEqual And Or Xor PRelu
     """.split()
 )
-_SAME = frozenset(
+_OF_ONE_ELEMENT = frozenset(
     """
     Abs Neg Exp Log Sqrt Reciprocal Erf Sin Cos Tan Tanh Sigmoid Softplus Softsign Relu LeakyRelu Elu Selu Celu Gelu HardSigmoid
-    HardSwish Mish Swish Clip Sign Floor Ceil Round Not IsNaN IsInf Identity Cast CastLike Dropout Softmax LogSoftmax CumSum
-    CumProd Trilu Slice Concat Split Pad Tile Transpose ScatterElements ScatterND GatherElements Resize Conv ConvTranspose
-    MaxPool AveragePool LayerNormalization BatchNormalization InstanceNormalization GroupNormalization RMSNormalization
+    HardSwish Mish Swish Clip Sign Floor Ceil Round Not IsNaN IsInf Identity Cast CastLike Dropout
+    """.split()
+)
+_SAME = _OF_ONE_ELEMENT | frozenset(
+    """
+    Softmax LogSoftmax CumSum CumProd Trilu Slice Concat Split Pad Tile Transpose ScatterElements ScatterND GatherElements Resize
+    Conv ConvTranspose MaxPool AveragePool LayerNormalization BatchNormalization InstanceNormalization GroupNormalization RMSNormalization
     ReverseSequence Compress TopK QuantizeLinear DequantizeLinear QLinearConv
     """.split()
 )
@@ -40,6 +44,20 @@ def same_dim(a: object, b: object) -> bool:
     if isinstance(a, ir.SymbolicDim) and isinstance(b, ir.SymbolicDim):
         return a.value is not None and a.value == b.value
     return isinstance(a, int) and isinstance(b, int) and a == b
+
+
+def may_lose_axes(value: ir.Value) -> bool:
+    """Whether a value has fewer axes than it says where an open size is 1: it is what a Squeeze of all axes of size 1 gives, element by element."""
+    while (node := value.producer()) is not None and not node.domain:
+        first = node.inputs[0] if node.inputs else None
+        if first is None:
+            return False
+        if node.op_type == "Squeeze" and "axes" not in node.attributes and not any(node.inputs[1:]):
+            return static_shape(first) is None
+        if node.op_type not in _OF_ONE_ELEMENT:
+            return False
+        value = first
+    return False
 
 
 def guess_ranks(graph: ir.Graph) -> bool:

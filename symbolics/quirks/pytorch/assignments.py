@@ -1,4 +1,4 @@
-"""Assignments to places that tensors say, ``x[rows, :, columns] = value``, for torch.onnx.export(dynamo=False)."""
+"""Assignments by index tensors, ``x[rows, :, columns] = value``, for torch.onnx.export(dynamo=False)."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ QUIRK = Quirk(
 _WHOLE = slice(None)
 
 
-def _places(x: torch.Tensor, key: Any) -> list[tuple[int, torch.Tensor]] | None:
-    """The axes that tensors and lists index, each with its whole numbers; None where the key has anything else than these and whole axes."""
-    parts = [torch.as_tensor(part) if isinstance(part, list) else part for part in (key if isinstance(key, tuple) else (key,))]
-    if not all(part is Ellipsis or part == _WHOLE if not isinstance(part, torch.Tensor) else True for part in parts):
+def _places(x: torch.Tensor, parts: tuple[Any, ...]) -> list[tuple[int, torch.Tensor]] | None:
+    """The axes that index tensors stand for, each with its whole numbers; None where there is anything else beside them than whole axes."""
+    if not all(isinstance(part, torch.Tensor) or part is Ellipsis or (isinstance(part, slice) and part == _WHOLE) for part in parts):
         return None
     taken = sum(part.dim() if isinstance(part, torch.Tensor) and part.dtype is torch.bool else 1 for part in parts if part is not Ellipsis)
     axis, found = 0, list[tuple[int, torch.Tensor]]()
@@ -46,26 +45,32 @@ def _places(x: torch.Tensor, key: Any) -> list[tuple[int, torch.Tensor]] | None:
     return found or None
 
 
-def _is_written(x: torch.Tensor, key: Any, value: Any) -> bool:
-    """Whether torch writes the assignment itself: indices of one shape before all else, and masks that a number or values of their own replace."""
-    parts = key if isinstance(key, tuple) else (key,)
-    tensors = [torch.as_tensor(part) for part in parts if isinstance(part, (torch.Tensor, list))]
-    if len(parts) == len(tensors) == 1 and tensors[0].dtype is torch.bool:
-        return tensors[0].dim() == x.dim() or not isinstance(value, torch.Tensor) or value.dim() == 0
-    return len(parts) == len(tensors) and all(part.dtype is not torch.bool for part in tensors)
+def _is_written(x: torch.Tensor, parts: tuple[Any, ...], value: Any) -> bool:
+    """Whether torch writes the assignment itself: indices before all else, and a mask that a number or values of their own replace."""
+    if not all(isinstance(part, torch.Tensor) for part in parts):
+        return False
+    if len(parts) == 1 and parts[0].dtype is torch.bool:
+        return parts[0].dim() == x.dim() or not isinstance(value, torch.Tensor) or value.dim() == 0
+    return all(part.dtype is not torch.bool for part in parts)
 
 
 def _assign(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x, key, value = args
-    if not private.is_tracing() or _is_written(x, key, value) or (places := _places(x, key)) is None:
+    if not private.is_tracing() or isinstance(key, list):  # which may stand for a tuple
+        return func(*args, **kwargs)
+    parts = key if isinstance(key, tuple) else (key,)
+    parts = tuple(torch.tensor(part) if isinstance(part, list) and all(type(each) is int for each in part) else part for part in parts)
+    if _is_written(x, parts, value) or (places := _places(x, parts)) is None:
         return func(*args, **kwargs)
     axes = [axis for axis, _ in places]
     indices = torch.broadcast_tensors(*(index for _, index in places))
     rest, rank = [axis for axis in range(x.dim()) if axis not in axes], indices[0].dim()
     together = axes == list(range(axes[0], axes[0] + len(axes)))
     front = axes[0] if together else 0  # where the indexed axes stand in what is assigned
-    shape = [x.shape[axis] for axis in rest]
-    value = torch.as_tensor(value, dtype=x.dtype).expand(*shape[:front], *indices[0].shape, *shape[front:])
+    sizes = [x.shape[axis] for axis in rest]
+    shape = [*sizes[:front], *indices[0].shape, *sizes[front:]]
+    value = torch.as_tensor(value, dtype=x.dtype)
+    value = value.reshape(value.shape[max(value.dim() - len(shape), 0) :]).expand(shape)  # axes of size 1 too many are none
     value = value.movedim(tuple(range(front, front + rank)), tuple(range(rank)))
     order = [*axes, *rest]
     write(x, x.permute(order).index_put(tuple(indices), value).permute([order.index(axis) for axis in range(x.dim())]))

@@ -43,6 +43,8 @@ def _in_float(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
         half, number = (input, other) if _is_half(input) else (other, input)
         if not _is_half(half) or not _is_beyond(number) or options.get("rounding_mode") is not None:
             return NotImplemented
+        if isinstance(number, torch.Tensor) and number.is_floating_point() and not half.dim():
+            return NotImplemented  # of two tensors without dimensions the wider type wins
         return function(*(value.float() if value is half else value for value in (input, other)), **options).half()
 
     return formula

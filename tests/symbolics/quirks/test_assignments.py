@@ -1,7 +1,8 @@
-"""Assignments to places that tensors say: outputs and gradients beside eager's, also where the first axis is open."""
+"""Assignments by index tensors: outputs and gradients beside eager's, also where the first axis is open."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -44,6 +45,16 @@ def _a_mask_behind_an_axis(c, v):
     c[:, v[0, :, 0, 0] > -9] = 0.5
 
 
+def _keys_of_other_kinds(c, v):
+    c[np.array([0, 2])] = 0.5
+    c[:, np.array([0, 1])] = v[:, [1, 0]]
+    c[[torch.tensor([0, 1]), torch.tensor([1, 0])]] = 2.0
+
+
+def _a_value_with_an_axis_too_many(c, v):
+    c[:, :, torch.tensor([1, 3])] = v[None, :, :, :2]
+
+
 def _what_torch_writes(c, v):
     c[[0, 2]] = v[[2, 0]]
     c[:, 1, [0, 1], :] = v[:, 0, [3, 4], :]
@@ -53,7 +64,7 @@ def _what_torch_writes(c, v):
 
 WAYS = [
     _informer, _rows_and_columns, _apart, _of_two_dimensions, _behind_an_ellipsis, _a_row_for_a_mask, _a_value_for_a_mask, _a_mask_behind_an_axis,
-    _what_torch_writes,
+    _keys_of_other_kinds, _a_value_with_an_axis_too_many, _what_torch_writes,
 ]  # fmt: skip
 
 
