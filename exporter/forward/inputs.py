@@ -264,7 +264,7 @@ def _arguments(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
             named |= {key: (item, spec.get(key) if isinstance(spec, dict) else None) for key, item in value.items()}
         else:
             named[name] = value, spec
-    yield from ((name, *named[name]) for name in sorted(named, key=lambda name: [*kwargs].index(name) + 1 if name in kwargs else 0))
+    yield from ((name, *named[name]) for name in (*(name for name in named if name not in kwargs), *kwargs))
 
 
 def _leaves(name: str, value: Any, spec: Any) -> Iterator[tuple[str, torch.Tensor, Any]]:
