@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxscript.optimizer
 
+from symbolics.capture.checks import chunks_of
 from symbolics.capture.trace import Trace
 from symbolics.graph.values import array_of, attr
 from symbolics.graph.walk import discard, walk
@@ -44,7 +45,8 @@ def say_of_open_axes(model: ir.Model, trace: Trace, examples: Mapping[tuple[str,
             said.add(number.place)
             where, axis = f"{number.how} {number.place}", min(axes)
             said_of = _of_steps if number.steps else _of_number
-            warn(_of_parts(where, axis, number.parts) if number.parts else said_of(where, axis))
+            said_of_parts = _of_chunks if number.is_chunks else _of_parts
+            warn(said_of_parts(where, axis, number.parts) if number.parts else said_of(where, axis))
     heard = {
         shape.inputs[0] for size, number in zip(kept, trace.sizes.numbers, strict=True) if number.parts for shape in _shapes_behind(size)
     }
@@ -59,6 +61,10 @@ def _of_parts(where: str, axis: str, parts: int) -> str:
         f"{where} takes a tensor apart along the open axis {axis!r}: the file has {parts} parts, as the example, and fails at other sizes: "
         "write it with operations on the whole axis (reshape, unfold, cumsum), or give the axis a fixed size."
     )
+
+
+def _of_chunks(where: str, axis: str, parts: int) -> str:
+    return f"{where} {chunks_of(parts, f'the open axis {axis!r}')}"
 
 
 def _of_number(where: str, axis: str) -> str:

@@ -86,7 +86,7 @@ class _Known:
         if array.dtype.kind != "f" or not array.size:
             return True
         wanted = np.sort(array.astype(np.float64), axis=None)
-        tolerance = _TOLERANCE if self.half is None else tolerance_of(str(self.half).removeprefix("torch."))
+        tolerance = _TOLERANCE if self.half is None else max(_TOLERANCE, tolerance_of(str(self.half).removeprefix("torch.")))
         scale = tolerance * (np.abs(wanted).max() + 1e-30)
         return any(np.allclose(other, wanted, rtol=tolerance, atol=scale, equal_nan=True) for other in self._by_size[wanted.size])
 

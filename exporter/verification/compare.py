@@ -21,10 +21,17 @@ FACTOR = 10.0
 FEW = 3.0
 #: Above this, eager's own error says that the function is not smooth (it rounds, sorts or thresholds): float64 takes other turns.
 ROUGH = 1e-3
-#: The types of 16 bits. Where operators inside a model compute in one (autocast, `.half()` in its forward), eager's own error is that of the type, and
-#: no sign of a threshold: up to what the type allows, the file may be so many times as far away as eager, or as one rounding is.
+#: Types that may be narrower than a model's own, from the finest on. Where operators inside a model compute in one (autocast, `.half()` or `.float()` in
+#: its forward), eager's own error is that of the type, and no sign of a threshold: up to what the type allows, the file may be so many times as far away
+#: as eager, or as one rounding is.
+_NARROWER = (torch.float32, torch.float16, torch.bfloat16)
 _HALVES = (torch.float16, torch.bfloat16)
 HALF_FACTOR = 4.0
+#: By how much some elements, or some gradients, are larger than the rest, and how large they are, where the rest may be measured by itself: masks add
+#: such numbers to logits.
+_FAR = 1e3
+#: Fewer elements than these are exact by luck now and then; where the others are so much larger, luck does not go as far.
+_ENOUGH, _FARTHEST = 8, 1e6
 #: A gradient that is smaller than this share of the largest one is a sum of larger ones, with the roundings of those.
 _SUMMED = 0.1
 #: What may differ at most: zeros are off by 1.
@@ -59,8 +66,10 @@ def tolerance_of(dtype: str, precision: torch.dtype | None = None) -> float:
 
 
 def coarser(one: torch.dtype | None, two: torch.dtype) -> torch.dtype | None:
-    """Of types of 16 bits the one whose roundings are larger; ``one`` where ``two`` is none of them."""
-    return one if two not in _HALVES or one is torch.bfloat16 else two
+    """Of two types of at most 32 bits the one whose roundings are larger; ``one`` where ``two`` is none of them."""
+    if two not in _NARROWER:
+        return one
+    return two if one is None else max(one, two, key=_NARROWER.index)
 
 
 def limit_of(row: Row) -> float:
@@ -102,8 +111,8 @@ def compare(
         precision: The type in which the file computes float32, where that is another.
         untouched: The buffers that eager's forward leaves as they were.
         opaque: The parameters of opaque modules. A file has zeros for those on a way that a run does not take, where eager has no gradient.
-        half: The type of 16 bits in which eager's operators gave results, None where there was none. Tensors that this does not reach, as eager's own
-            error says, are allowed what they are without it.
+        half: The type narrower than the model's own in which eager's operators gave results, None where there was none. Tensors that this does not
+            reach, as eager's own error says, are allowed what they are without it.
     """
     rows, untouched = [], untouched or {}
     highest = max((largest(output) for output in wanted.outputs if output.is_floating_point()), default=0.0)
@@ -191,8 +200,46 @@ def _row(
         return Row(
             *about, float(differ), None, 0.5, about[3], differ == 0, f"{differ} of {wanted.numel()} elements differ" if differ else ""
         )
+    rest = None if better is None else _rest(wanted)
+    judged = _judged(about, wanted, got, better, noise, precision, half)
+    if better is None or rest is None or not _stands_alone(wanted[rest], better[rest], largest(wanted), precision):
+        return judged
+    apart = _judged(about, wanted[rest], got[rest], better[rest], 0.0, precision, half)
+    return max(judged, apart, key=lambda row: row.badness)
+
+
+def _rest(wanted: torch.Tensor) -> torch.Tensor | None:
+    """Where the elements are that others exceed by far, as a mask; None where none do."""
+    sizes = wanted.detach().double().nan_to_num(0.0, 0.0, 0.0).abs()
+    values = sizes[sizes > 0].sort().values
+    gaps = values[1:] / values[:-1]
+    if not gaps.numel() or float(gaps.max()) < _FAR or float(values[-1]) < _FAR:
+        return None
+    return sizes <= values[int(gaps.argmax())]
+
+
+def _stands_alone(wanted: torch.Tensor, better: torch.Tensor, beside: float, precision: torch.dtype | None) -> bool:
+    """Whether eager's numbers are exact by their own size, so that they are no small sums of the larger ones ``beside``."""
+    scale = largest(wanted)
+    if not scale or difference(wanted, better) > tolerance_of(_name(wanted.dtype), precision) * scale:
+        return False
+    return wanted.numel() >= _ENOUGH or beside >= _FARTHEST * scale
+
+
+def _judged(
+    about: tuple[str, str, tuple[int, ...], str],
+    wanted: torch.Tensor,
+    got: torch.Tensor,
+    better: torch.Tensor | None,
+    noise: float,
+    precision: torch.dtype | None,
+    half: torch.dtype | None,
+) -> Row:
+    """The row of two tensors of one shape and float type, measured by the largest value."""
     # A gradient that is 0 but for rounding (a bias in front of a norm) is measured by the largest one of the model, an output that is by the
     # largest output, a buffer that is (a running mean behind a norm) by the largest one of its module.
+    if better is not None and 0.01 * noise > _FAR * largest(wanted) and _stands_alone(wanted, better, 0.01 * noise, precision):
+        noise = 0.0
     scale = max(largest(wanted), 0.01 * noise) or 1.0
     floor = tolerance_of(about[3], precision)
     own = None if better is None else difference(wanted, better) / scale

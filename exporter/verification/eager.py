@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ from exporter.forward.case import Case
 from exporter.forward.inputs import named_tensors
 from exporter.train_mode.dropout import draw_seed
 from exporter.train_mode.reads import Reads
-from exporter.verification.compare import coarser, difference
+from exporter.verification.compare import ROUGH, coarser, difference, largest, tolerance_of
 from exporter.verification.drawn import nothing_to_compare
 from exporter.verification.kept import state_in
 from exporter.verification.masks import Masks, OtherDraws
@@ -56,7 +56,7 @@ class EagerStep:
         untouched: The buffers that the step did not change.
         by_backward: The parameters and buffers that the backward wrote to.
         no_backward: Whether a Function of the model has no backward, so that there are no gradients at all.
-        half: The type of 16 bits in which operators gave results, the coarser where both did; None where none did.
+        half: The coarsest float type, narrower than the model's own, in which operators gave results; None where none did.
     """
 
     inputs: dict[str, torch.Tensor]
@@ -141,6 +141,8 @@ class EagerStep:
                 raise
             written = {name for name, version in _versions(model).items() if versions.get(name) != version}
             buffers = changed(before, state_of(model))  # a checkpoint's backward may change them, too
+        if half is torch.float32 and torch.float64 not in _kinds(model, named.values()):
+            half = None  # it is the model's own
         gradients = {
             ("parameter gradient", name): None if p.grad is None else as_real(p.grad)
             for name, p in model.named_parameters()
@@ -198,6 +200,11 @@ def _no_gradients_to(model: torch.nn.Module, copied: torch.nn.Module) -> Iterato
         )
 
 
+def _kinds(model: torch.nn.Module, inputs: Iterable[torch.Tensor]) -> set[torch.dtype]:
+    """The float types of a model's parameters and inputs."""
+    return {tensor.dtype for tensor in (*model.parameters(), *inputs) if tensor.is_floating_point()}
+
+
 def draws(case: Case, eager: EagerStep, masks: Masks | None = None) -> bool:
     """Whether another run gives another result."""
     state = torch.random.get_rng_state()
@@ -206,7 +213,14 @@ def draws(case: Case, eager: EagerStep, masks: Masks | None = None) -> bool:
         again = EagerStep.run(case, given=eager.cotangents, masks=masks)
     finally:
         torch.random.set_rng_state(state)
-    return any(difference(one, two) > 1e-3 for one, two in zip(again.outputs, eager.outputs, strict=True) if one.is_floating_point())
+    return any(one.shape != two.shape or difference(one, two) > _moves(two) for one, two in zip(again.outputs, eager.outputs, strict=True))
+
+
+def _moves(output: torch.Tensor) -> float:
+    """By how much an output moves at least that depends on random numbers; a sum of several threads moves by less."""
+    if not output.is_floating_point():
+        return 0.0
+    return min(ROUGH, tolerance_of(str(output.dtype).removeprefix("torch."))) * (largest(output) or 1.0)
 
 
 def with_the_files_masks(case: Case, eager: EagerStep, file: ir.Model) -> tuple[EagerStep, Masks]:
@@ -233,9 +247,7 @@ def in_float64(case: Case, eager: EagerStep, masks: Masks | None) -> EagerStep |
 
     Its ``half`` is that of ``eager`` where the casts inside the model gave float64, too: only then does it say what 16 bits have cost.
     """
-    kinds = {p.dtype for p in case.model.parameters() if p.is_floating_point()} | {
-        t.dtype for t in eager.inputs.values() if t.is_floating_point()
-    }
+    kinds = _kinds(case.model, eager.inputs.values())
     if (kinds <= {torch.float64} and eager.half is None) or any(t.is_complex() for t in (*case.model.parameters(), *case.model.buffers())):
         return None  # of complex state, .to(float64) would keep the real parts
     if eager.half is not None and (found := _tried(case, eager, masks, widened=True)) is not None:

@@ -118,7 +118,7 @@ def note_on_half(rows: Sequence[Row]) -> Iterator[Note]:
         half, wide = found[0].half, ", ".join(dict.fromkeys(row.dtype for row in found))
         one = torch.finfo(getattr(torch, half)).eps
         text = (
-            f"Operators of the model give results in {half} (autocast, .half()), whose roundings are {one:.1e}: {len(found)} of {len(rows)} rows, of {wide}, are allowed what "
+            f"Operators of the model give results in {half} (autocast, .half(), .float()), whose roundings are {one:.1e}: {len(found)} of {len(rows)} rows, of {wide}, are allowed what "
             f"that makes of them, at least {HALF_FACTOR * one:.1e}, {FACTOR:g} times eager's own error up to {ROUGH:.0e} and {HALF_FACTOR:g} times beyond, at most "
             f"{tolerance_of(half):.0e} (of a gradient that is small beside others, of those)."
         )

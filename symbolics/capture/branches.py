@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from symbolics import torch_private as private
-from symbolics.capture.checks import only_raises
+from symbolics.capture.checks import chunks_of, may_lack_chunks, only_raises
 from symbolics.capture.recorder import Recorder, active_recorder
 from symbolics.capture.trace.sizes import asking_frame
 from symbolics.errors import ExportError
@@ -90,10 +90,10 @@ def notice_parts(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], resul
         args, kwargs: Its arguments.
         result: What it returned.
     """
-    if name not in ("split", "squeeze") or not args or not isinstance(args[0], torch.Tensor) or not args[0].dim():
+    if name not in ("split", "squeeze", "chunk") or not args or not isinstance(args[0], torch.Tensor) or not args[0].dim():
         return
     given = args[1:] if name == "squeeze" else args[2:]
-    axes = kwargs.get("dim", given[0] if given else 0 if name == "split" else ())
+    axes = kwargs.get("dim", given[0] if given else () if name == "squeeze" else 0)
     axes = [axes] if isinstance(axes, int) else axes if isinstance(axes, (tuple, list)) else ()
     opened = [axis for axis in axes if isinstance(args[0].shape[axis], torch.SymInt)]
     if not opened:
@@ -103,6 +103,10 @@ def notice_parts(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], resul
             f"squeeze({opened[0]})",
             "is of an open axis: the file keeps the axis at every size, where PyTorch drops it at size 1: leave the squeeze out, or name another axis.",
         )
+    elif name == "chunk":
+        parts: Any = args[1] if len(args) > 1 else kwargs.get("chunks")
+        if may_lack_chunks(parts) and not private.is_multiple(args[0].shape[opened[0]], parts):
+            _tell(f"chunk({parts})", chunks_of(parts, "an open axis"))
     elif type(args[1] if len(args) > 1 else kwargs.get("split_size_or_sections", kwargs.get("split_size"))) is int:
         _tell(
             "split()",

@@ -11,10 +11,11 @@ import dis
 import functools
 import linecache
 import types
+from typing import Any
 
 from symbolics.users import warn
 
-__all__ = ["is_a_check", "only_raises", "passed"]
+__all__ = ["chunks_of", "is_a_check", "may_lack_chunks", "only_raises", "passed"]
 
 _Lines = tuple[int, int]
 
@@ -74,3 +75,16 @@ def _checks(filename: str) -> list[tuple[_Lines, _Lines]]:
                     found.append((asked, (body[0].lineno, body[-1].end_lineno or body[-1].lineno)))
                     break
     return found[::-1]
+
+
+def may_lack_chunks(parts: Any) -> bool:
+    """Whether PyTorch takes an axis of some size above 1 into fewer chunks than it is asked for."""
+    return type(parts) is int and parts > 2
+
+
+def chunks_of(parts: int, axis: str) -> str:
+    """What is wrong where a file has as many chunks at every size."""
+    return (
+        f"takes a tensor apart along {axis}: the file has {parts} parts at every size, the last of them empty where PyTorch gives fewer (of 4 rows, "
+        "chunk(3) gives 2): use sizes that are a multiple, write it with operations on the whole axis, or give the axis a fixed size."
+    )

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["answers_of_sizes_watched", "found_equal", "settled_sizes", "sizes_taken_for_one", "sizes_watched"]
+__all__ = ["answers_of_sizes_watched", "found_equal", "is_multiple", "settled_sizes", "sizes_taken_for_one", "sizes_watched"]
 
 
 @contextlib.contextmanager
@@ -93,6 +93,12 @@ def sizes_taken_for_one(program: torch.export.ExportedProgram) -> list[str]:
         return any(size in condition.free_symbols and _fails(condition, {**hints, size: 2}) for size in ones)
 
     return [f"torch.export has taken it for fixed ({one})" for one in _assumptions(env) if only_there(one)]
+
+
+def is_multiple(size: Any, number: int) -> bool:
+    """Whether an open size is a multiple of a number whatever the open axes are; nothing is assumed of them. Private: the expression of a size."""
+    rest = size % number
+    return rest == 0 if type(rest) is int else rest.node.expr == 0
 
 
 def found_equal(program: torch.export.ExportedProgram) -> dict[str, str]:

@@ -87,3 +87,16 @@ def test_name_axes():
     program, _ = _scaled()
     private.name_axes(program, [{0: "rows"}])
     assert [str(value.shape[0]) for value in (*program.model.graph.inputs, *program.model.graph.outputs)] == ["rows", "rows"]
+
+
+def test_is_multiple():
+    found = []
+
+    def probe(x):
+        size = x.shape[0]
+        found.extend(private.is_multiple(each, 3) for each in (size, 3 * size, size + size, 6 * size - 3))
+        return x
+
+    _oblivious(probe, 3, 4)
+    assert found == [False, True, False, True], "the expression of a size has moved (SymInt.node.expr)"
+    assert private.is_multiple(6, 3) and not private.is_multiple(7, 3)

@@ -16,7 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from symbolics import torch_private as private
-from symbolics.capture.checks import only_raises
+from symbolics.capture.checks import may_lack_chunks, only_raises
 from symbolics.errors import ExportError
 from symbolics.node.containers import expand_leaves
 from symbolics.quirks import steps_axis
@@ -34,7 +34,8 @@ _NUMBERS = {
     "numpy": ".numpy()",
 }
 _INTEGERS = _NUMBERS.keys() - {"__float__", "__array__", "numpy"}
-_PARTS = {"split": ".split()", "split_with_sizes": ".split_with_sizes()", "unbind": ".unbind(), or a loop over a tensor,"}
+_CHUNK = ".chunk()"
+_PARTS = {"chunk": _CHUNK, "split": ".split()", "split_with_sizes": ".split_with_sizes()", "unbind": ".unbind(), or a loop over a tensor,"}
 
 
 class Number(NamedTuple):
@@ -54,6 +55,11 @@ class Number(NamedTuple):
     parts: int = 0
     steps: bool = False
     example: frozenset[int] = frozenset()
+
+    @property
+    def is_chunks(self) -> bool:
+        """Whether the parts are chunks, which are right wherever PyTorch gives as many."""
+        return self.how == _CHUNK
 
 
 @dataclass
@@ -103,6 +109,8 @@ class Sizes:
                 size = torch.as_tensor(args[0].shape[steps])
             self.numbers.append(Number(size, "nn.LSTM with proj_size", place(), steps=True, example=frozenset(private.sizes_behind(size))))
         if not self.dynamic or name not in _PARTS or not private.is_tracing() or not isinstance(tensor, torch.Tensor) or not tensor.dim():
+            return
+        if name == "chunk" and not may_lack_chunks(args[1] if len(args) > 1 else kwargs.get("chunks")):
             return
         given = args[1:] if name == "unbind" else args[2:]
         axis = kwargs.get("dim", given[0] if given else 0)

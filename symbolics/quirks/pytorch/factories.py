@@ -18,7 +18,7 @@ __all__ = ["FACTORIES", "QUIRK"]
 QUIRK = Quirk(
     upstream="torch",
     seen="2.13",
-    wrong="TorchScript writes Range and EyeLike of types that ONNX or onnxruntime has them not for, has no logspace, gives float64 for a linspace of an open number of steps, keeps the example's sizes in torch.tensor([x.shape[0]]), and makes arange(0.5, n, 1.7) of int32 "
+    wrong="TorchScript writes Range and EyeLike of types that ONNX or onnxruntime has them not for, has no logspace, gives float64 for a linspace of an open number of steps, keeps the example's sizes in torch.tensor([x.shape[0]]), x.new_tensor([x.shape[0]]) and x.new(x.shape[0]), and makes arange(0.5, n, 1.7) of int32 "
     "of the numbers without their fractions; dynamo refuses a step below 1 there, and makes an open number of steps of linspace the example's; "
     "both take float32 for torch's default type of new tensors",
 )
@@ -123,6 +123,22 @@ def _as_tensor(data: Any, **how: Any) -> Any:
     return torch.tensor(data, **how) if open_ else NotImplemented
 
 
+def _new_tensor(x: torch.Tensor, data: Any, *, dtype: torch.dtype | None = None, **how: Any) -> Any:
+    return _tensor(data, dtype=dtype or x.dtype, **{"device": x.device, **how})
+
+
+def _new(x: torch.Tensor, *sizes: Any, **how: Any) -> Any:
+    """The older name of `new_empty`, and for a list of `new_tensor`."""
+    if how or not private.is_tracing() or not sizes:
+        return NotImplemented
+    if len(sizes) == 1 and type(sizes[0]) is list:
+        return _new_tensor(x, sizes[0])
+    if len(sizes) == 1 and isinstance(sizes[0], torch.Size):
+        return x.new_empty(sizes[0])
+    whole = all(type(size) is int or (isinstance(size, torch.Tensor) and not size.dim() and size.dtype is torch.int64) for size in sizes)
+    return x.new_empty(sizes) if whole else NotImplemented
+
+
 def _of_default_type(factory: Any, inner: Rewrite | None = None) -> Rewrite:
     """Say the type that new tensors have by default, where it is not float32, which both exporters take for it."""
 
@@ -146,6 +162,8 @@ def _makes_floats(factory: Any, args: tuple[Any, ...], how: dict[str, Any]) -> b
 FACTORIES: dict[Any, Rewrite] = {
     torch.as_tensor: instead(_as_tensor),
     torch.tensor: instead_in_torchscript(_tensor),
+    torch.Tensor.new_tensor: instead_in_torchscript(_new_tensor),
+    torch.Tensor.new: instead_in_torchscript(_new),
     torch.arange: instead(_arange, _of_default_type(torch.arange)),
     torch.eye: instead_in_torchscript(_eye, _of_default_type(torch.eye)),
     torch.linspace: instead(_linspace, _of_default_type(torch.linspace)),

@@ -70,3 +70,40 @@ def test_an_output_that_is_0_but_for_rounding_is_measured_by_the_largest(dtype, 
 
     _, row = compare(results(wanted), None if precise is None else results(precise, torch.float64), results(got), {})
     assert row.ok == ok
+
+
+def _masked(logits):
+    return torch.cat([logits, torch.full((8,), -1e9)])
+
+
+@pytest.mark.parametrize("at", [0, 7])
+def test_numbers_beside_large_ones_are_measured_by_themselves(at):
+    logits = torch.linspace(-2, 2, 9)
+    wrong = logits.clone()
+    wrong[at] += 1e-2
+    wanted, precise = _results(_masked(logits)), _results(_masked(logits.double()))
+    assert compare(wanted, precise, _results(_masked(wrong)), {})[0].ok is False
+    assert compare(wanted, precise, _results(_masked(logits + 1e-7)), {})[0].ok
+
+
+def test_a_small_sum_of_large_numbers_is_not():
+    """Eager in float64 says that it is exact to 1e-5 of itself alone."""
+    wanted = torch.cat([torch.full((8,), 1e6), torch.linspace(1, 2, 9)])
+    precise = wanted.double()
+    precise[8:] += 1e-3
+    off = wanted.clone()
+    off[8:] -= 2e-3
+    assert compare(_results(wanted), _results(precise), _results(off), {})[0].ok
+
+
+@pytest.mark.parametrize(("error", "ok"), [(1e-2, False), (1e-7, True)])
+def test_gradients_beside_that_of_a_mask_are_measured_by_themselves(error, ok):
+    one, mask = torch.ones(1), torch.full((4,), 1e9)
+    gradient = torch.linspace(-1, 1, 12)
+
+    def step(weight):
+        gradients = {("parameter gradient", "weight"): weight, ("input gradient", "mask"): mask.to(weight.dtype)}
+        return SimpleNamespace(outputs=[one.to(weight.dtype)], gradients=gradients, buffers={})
+
+    rows = compare(step(gradient), step(gradient.double()), step(gradient + error), {})
+    assert all(row.ok for row in rows) == ok

@@ -54,3 +54,29 @@ def test_who_draws_is_said_and_what_helps(model, said, ways):
     assert re.findall(r"^  (.*?): ", str(caught.value), re.MULTILINE) == ways and str(caught.value).count("\n") < 6
     texts = {"random numbers": "draw outside of the model", "dropout": r"dropout 0 .*eval\(\)", "state": "pass it to the model as a tensor"}
     assert all(re.search(texts[way], str(caught.value)) for way in ways)
+
+
+class Small(nn.Module):
+    """Its outputs are small, and a dropout is in them."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 2))
+
+    def forward(self, x):
+        return self.body(x) * 1e-5
+
+
+def test_a_dropout_is_seen_in_small_outputs():
+    torch.manual_seed(0)
+    assert exporter.verify(Small().train(), (torch.randn(8, 6),), steps=1).ok
+
+
+class Samples(nn.Module):
+    def forward(self, x):
+        return torch.multinomial(x.softmax(-1), 4, replacement=True)
+
+
+def test_draws_are_seen_in_integers():
+    with pytest.raises(exporter.PythonopError, match="its forward draws random numbers .aten.multinomial"):
+        exporter.verify(Samples(), (torch.randn(8, 6),))

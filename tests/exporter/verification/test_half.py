@@ -165,3 +165,23 @@ def test_a_slope_that_jumps_is_no_constant_of_the_example():
     assert not list(note_on_constants([row])) and list(note_on_constants([Row(**{**vars(row), "half": ""})]))
     assert [note.title for note in notes_on([row], choices_of(model, gates=True))] == ["Ties and thresholds"]
     assert "2e-02 from the nearer" in next(note_on_half([Row(**{**vars(row), "eager_error": 0.3})])).text
+
+
+class Norms(nn.Module):
+    """Of float64, with a norm in float32, as many transformers have."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Linear(6, 8, dtype=torch.float64)
+
+    def forward(self, x):
+        y = self.one(x).float()
+        return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6)).double(), self.one(x)
+
+
+def test_float32_inside_float64():
+    torch.manual_seed(0)
+    report = exporter.verify(Norms(), (torch.randn(5, 6, dtype=torch.float64),), steps=1)
+    assert report.ok, str(report)
+    one, two, *_ = report.rows
+    assert (one.half, two.half) == ("float32", "")

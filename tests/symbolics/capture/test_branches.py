@@ -280,6 +280,14 @@ def squeezed_from_behind(x):
     return torch.squeeze(x[None], dim=(0, -2)).cumsum(0)
 
 
+def in_chunks(x):
+    return torch.stack([part.sum(0) for part in x.chunk(4)]).exp()
+
+
+def in_chunks_of_a_multiple(x):
+    return sum(torch.cat([x, x, x]).chunk(3)), sum(x.chunk(2))
+
+
 def squeezed_elsewhere(x):
     return x[:, None].squeeze(1).relu()
 
@@ -295,7 +303,16 @@ def test_what_torch_export_keeps_of_an_open_axis_is_said_by_line(function):
     assert ("the file has 4 parts" in message) == (function is split) and ("drops it at size 1" in message) == (function is not split)
 
 
-@pytest.mark.parametrize("function", [squeezed_elsewhere, halves])
+@pytest.mark.parametrize("says", [noticed, kept])
+def test_chunks_that_pytorch_would_not_give_are_said(says):
+    (message,) = says(in_chunks)
+    assert (
+        f"at {__name__}:{in_chunks.__code__.co_firstlineno + 1} " in message
+        and "the file has 4 parts at every size, the last of them empty" in message
+    )
+
+
+@pytest.mark.parametrize("function", [squeezed_elsewhere, halves, in_chunks_of_a_multiple])
 def test_what_it_writes_for_every_size_is_not(function):
     assert noticed(function) == []
 

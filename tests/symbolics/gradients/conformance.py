@@ -39,6 +39,8 @@ def lower(model: onnx.ModelProto) -> onnx.ModelProto:
                 if node.domain in ("", "ai.onnx"):
                     onnx.defs.get_schema(node.op_type, LAST_OPSET, "")
             standard.version = LAST_OPSET
+            for entry in (entry for function in copy.functions for entry in function.opset_import if entry.domain in ("", "ai.onnx")):
+                entry.version = min(entry.version, LAST_OPSET)
         except onnx.defs.SchemaError:
             pass
     return copy

@@ -58,6 +58,8 @@ _SAMPLES: dict[str, list[tuple[Any, ...]]] = {  # those that the database does n
     "unfold": [(_x, 1, 2, 1), (_x, -2, 2, 1)],
     "where": [(_x > 0, _x > 1, _x > -1), (_x > 0, _x, _x.flip(0)), (_x > 0, _x, 0.5), (_x, _x > 0, _x.flip(0))],
     "tensor": [([1, 2.5],), (((1, 2), (3, 4)),), (2,)],
+    "new": [(_x, 3, 2), (_x, [1.0, 2.0])],
+    "new_tensor": [(_x, [1, 2.5]), (_i, [1, 2])],
     "as_tensor": [([1, 2.5],), (_x,), (2,)],
     "bernoulli_": [(_x, 0.5), (_x, _x.sigmoid())],
     "copy_": [(_x, _x.flip(0)), (_x, torch.tensor(2))],
