@@ -1,8 +1,9 @@
 """What onnxruntime would compute in integers that round otherwise than the model does, kept in float.
 
 Between DequantizeLinear and QuantizeLinear, onnxruntime gives weights and biases in float levels of its own making, adds and multiplies with ties that go
-the other way, and averages and normalizes with another rounding: up to a fifth of the levels change. It does so where nothing stands between. A Sum of one
-value is that something: it costs a copy, has a gradient, and no optimizer takes it out.
+the other way, and averages and normalizes with another rounding: up to a fifth of the levels change. Of a quantiser right behind another one it makes a
+single one (DoubleQDQPairsRemover). It does so where nothing stands between. A Sum of one value is that something: it costs a copy, has a gradient, and no
+optimizer takes it out.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def keep_in_float(model: ir.Model, products: list[Product]) -> None:
     for node in list(model.graph):
         if node.domain or node in integers:
             continue
-        if node.op_type in _WEIGHTED and node.inputs[0] is not None and _from_levels(node.inputs[0]):
+        if node.inputs and node.inputs[0] is not None and (_is_second(node) or (node.op_type in _WEIGHTED and _from_levels(node.inputs[0]))):
             _divide(model.graph, names, node.inputs[0], [(node, 0)], node)
         elif node.op_type in _ROUNDED and any(value is not None and _from_levels(value) for value in node.inputs):
             uses = [(use.node, use.idx) for use in node.outputs[0].uses()]
@@ -53,6 +54,12 @@ def _divide(graph: ir.Graph, names: set[str], value: ir.Value, uses: list[tuple[
         graph.insert_after(maker, node)
     for reader, place in uses:
         reader.replace_input_with(place, output)
+
+
+def _is_second(node: ir.Node) -> bool:
+    """Whether a node is a QuantizeLinear of what a DequantizeLinear of another step or zero point gives; equal ones are one value."""
+    before = node.inputs[0].producer() if node.op_type == "QuantizeLinear" and node.inputs[0] is not None else None
+    return before is not None and not before.domain and before.op_type == "DequantizeLinear" and before.inputs[1:] != node.inputs[1:]
 
 
 def _from_levels(value: ir.Value) -> bool:

@@ -22,6 +22,9 @@ __all__ = ["Comparison", "compare", "quantized_name"]
 #: Of an input, how many shapes a report says.
 _SHAPES = 4
 
+#: By what share of the largest element of an output another one differs because sums are in another order, at most.
+_ORDER = 1e-3
+
 #: Behind the name of a quantiser's value: the input that takes its place.
 _GIVEN = "/given"
 
@@ -35,7 +38,9 @@ class Comparison:
         steps: Quantiser -> by how many steps a level differs at most.
         layers: Quantiser -> how many of its levels differ from what the fake-quantised model makes of the very levels that the integers
             have before it, and how many levels there are. It does not grow with the depth of the model.
-        outputs: Output -> the largest difference.
+        outputs: Output -> the largest difference of the file as it is opened elsewhere, with no output but its own.
+        opened: Output -> the share of its elements that are others there than where the levels are outputs, too: an optimizer of onnxruntime that finds
+            no level among the outputs may take some of them out.
         tails: Output -> its difference from what the fake-quantised model makes of the very levels that the integers have, as root mean
             square over that of the output; the share of elements for an output of integers. An output that is a quantiser is in ``levels``.
         classes: Output of two axes -> the share of rows whose largest element is another one.
@@ -48,6 +53,7 @@ class Comparison:
     steps: dict[str, float]
     layers: dict[str, tuple[int, int]]
     outputs: dict[str, float]
+    opened: dict[str, float]
     tails: dict[str, float]
     classes: dict[str, float]
     runs: int
@@ -108,17 +114,19 @@ def compare(rounded: ir.Model, integers: ir.Model, scales: Mapping[str, float], 
     level = onnxruntime.GraphOptimizationLevel
     one = _session(rounded, [name for name in names if name not in outputs], level.ORT_DISABLE_ALL)
     two = _session(integers, [name for name in names.values() if name not in outputs], level.ORT_ENABLE_ALL)
+    alone_in = _session(integers, [], level.ORT_ENABLE_ALL)
     given = [name for name in names if name not in outputs]
     behind = _session(_from_levels(rounded, given), [], level.ORT_DISABLE_ALL)
     tails = {name: _Apart() for name in outputs if name not in names}
     off, total, steps = dict.fromkeys(names, 0), dict.fromkeys(names, 0), dict.fromkeys(names, 0.0)
     alone = dict.fromkeys(names, 0)
     gaps, rows, moved = dict.fromkeys(outputs, 0.0), dict.fromkeys(outputs, 0), dict.fromkeys(outputs, 0)
+    others, sizes = dict.fromkeys(outputs, 0), dict.fromkeys(outputs, 0)
     different: set[bytes] = set()
     shapes: dict[str, dict[str, None]] = {str(value.name): {} for value in one.get_inputs()}
     for feeds in inputs:
         wanted = _run(one, feeds)
-        values = _run(two, feeds)
+        values, opened = _run(two, feeds), _run(alone_in, feeds)
         arrays = {name: np.asarray(feeds[name]) for name in shapes if name in feeds}
         different.add(_digest(arrays))
         for name, array in arrays.items():
@@ -134,22 +142,37 @@ def compare(rounded: ir.Model, integers: ir.Model, scales: Mapping[str, float], 
         for name, apart_by in tails.items():
             apart_by.add(same_levels[name], found[name])
         for name in outputs:
-            gaps[name] = max(gaps[name], float(np.abs(wanted[name].astype(np.float64) - found[name]).max(initial=0.0)))
+            result = opened[names.get(name, name)]
+            others[name] += _others(found[name], result)
+            sizes[name] += result.size
+            gaps[name] = max(gaps[name], float(np.abs(wanted[name].astype(np.float64) - result).max(initial=0.0)))
             if wanted[name].ndim == 2 and wanted[name].size:
                 choices = wanted[name].argmax(-1)
                 rows[name] += choices.size
-                moved[name] += int((choices != found[name].argmax(-1)).sum())
+                moved[name] += int((choices != result.argmax(-1)).sum())
     return Comparison(
         {name: off[name] / max(total[name], 1) for name in names},
         steps,
         {name: (alone[name], total[name]) for name in names},
         gaps,
+        {name: others[name] / max(sizes[name], 1) for name in outputs},
         {name: apart_by.share for name, apart_by in tails.items()},
         {name: moved[name] / rows[name] for name in outputs if rows[name]},
         len(inputs),
         len(different),
         {name: list(each) for name, each in shapes.items() if each},
     )
+
+
+def _others(one: np.ndarray, two: np.ndarray) -> int:
+    """How many elements of an output are others, by more than the order of a sum explains."""
+    if one.dtype.kind != "f":
+        return int((one != two).sum())
+    a, b = one.astype(np.float64), two.astype(np.float64)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    scale = float(np.abs(a[np.isfinite(a)]).max(initial=0.0))
+    with np.errstate(invalid="ignore"):
+        return int((~same & ~(np.abs(a - b) <= _ORDER * scale)).sum())
 
 
 class _Apart:

@@ -125,7 +125,13 @@ class Proof:
             for name, share in self.compared.classes.items()
             if share > limits.classes
         ]
-        return classes + [
+        opened = [
+            f"{share:.3%} of the elements of {clean(name)} are others when the file is opened as it is than with its levels among the outputs, more than "
+            f"{limits.levels:.3%}: an optimizer of onnxruntime takes levels out"
+            for name, share in self.compared.opened.items()
+            if share > limits.levels
+        ]
+        return [*classes, *opened] + [
             f"the output {clean(name)} differs by {share:.3%} (rms) where all levels are the same, more than {limits.outputs:.3%}"
             for name, share in self.compared.tails.items()
             if not share <= limits.outputs

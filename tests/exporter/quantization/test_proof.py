@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime
 import pytest
 import torch
 from click.testing import CliRunner
@@ -213,10 +214,44 @@ def test_what_a_layer_behind_others_may_need(changed, limits):
         "tails": {"y": 0.0},
         "classes": {"y": 0.0},
     } | changed
-    compared = Comparison(found["levels"], {}, found["layers"], {"y": 0.1}, found["tails"], found["classes"], 1, 1, {})
+    compared = Comparison(found["levels"], {}, found["layers"], {"y": 0.1}, {"y": 0.0}, found["tails"], found["classes"], 1, 1, {})
     proof = Proof({}, [], compared, Limits(None, 0.05, 0.005, 0.001), {})
     assert proof.way_out.endswith(limits) and bool(proof.way_out) == bool(limits), proof.way_out
     assert not limits or "another class in 0.00% of the rows" in proof.way_out
+
+
+class Chain(torch.nn.Module):
+    """Each layer rounds what it gives, and the next one what it takes, in another step."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = Conv(2, 3, 3), Conv(3, 2, 3)
+        steps = (0.0313, 0.0137, 0.0219, 0.0118)
+        self.acts = torch.nn.ModuleList(Act() for _ in steps)
+        for act, step in zip(self.acts, steps, strict=True):
+            act.scale = torch.tensor(step) if isinstance(act.scale, torch.Tensor) else step
+
+    def forward(self, x):
+        one, two, three, four = self.acts
+        return four(self.second(three(two(self.first(one(x))))))
+
+
+def test_a_quantiser_right_behind_another_one_stays_apart(dynamo, monkeypatch):
+    model, drawn = Chain().eval(), torch.randn(4, 2, 8, 8)
+    program = exporter.export(model, (drawn,), dynamo=dynamo, portable=True)
+    feeds = {program.model.graph.inputs[0].name: drawn.numpy()}
+
+    def opened(quantized):
+        session = onnxruntime.InferenceSession(ir.to_proto(quantized.model).SerializeToString())
+        return np.abs(session.run(None, feeds)[0] - model(drawn).detach().numpy()).max(), exporter.verify_quantized(quantized, program, feeds)
+
+    gap, proof = opened(exporter.quantize(program))
+    assert gap < 1e-6 and proof.ok, str(proof)
+    monkeypatch.setattr("exporter.quantization.barriers._is_second", lambda node: False)
+    gap, proof = opened(exporter.quantize(program))
+    assert gap > 5e-3, "onnxruntime does not merge two pairs of QuantizeLinear and DequantizeLinear any more"
+    assert not proof.ok and "an optimizer of onnxruntime takes levels out" in "\n".join(proof.failures)
 
 
 def test_how_far_outputs_are_apart():
