@@ -34,6 +34,7 @@ _NUMBERS = {
     "numpy": ".numpy()",
 }
 _INTEGERS = _NUMBERS.keys() - {"__float__", "__array__", "numpy"}
+_POOLS = {f"{kind}_pool{n}d" for kind in ("avg", "max", "lp") for n in (1, 2, 3)}
 _CHUNK = ".chunk()"
 _PARTS = {"chunk": _CHUNK, "split": ".split()", "split_with_sizes": ".split_with_sizes()", "unbind": ".unbind(), or a loop over a tensor,"}
 
@@ -104,6 +105,10 @@ class Sizes:
             place: Says where in the model.
         """
         tensor = args[0] if args else None
+        if self.dynamic and name in _POOLS and private.is_tracing():
+            for size in pytree.tree_leaves((args[1:], kwargs)):
+                if isinstance(size, torch.Tensor) and is_traced_size(size):
+                    self.numbers.append(Number(size, f"the window of {name}()", place(), example=frozenset(private.sizes_behind(size))))
         if self.dynamic and name == "lstm" and private.is_tracing() and (steps := steps_axis(*args, **kwargs)) is not None:
             with private.unheard():
                 size = torch.as_tensor(args[0].shape[steps])

@@ -1,4 +1,4 @@
-"""Average pools with a divisor of their own, and pools of one image without a batch."""
+"""Average pools with a divisor of their own, pools of one image without a batch, and windows as long as an axis."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.utils import _pytree as pytree
 
 from symbolics import torch_private as private
 from symbolics.errors import ExportError
@@ -18,7 +19,7 @@ __all__ = ["POOLS", "QUIRK"]
 QUIRK = Quirk(
     upstream="torch and onnxscript's torchlib",
     seen="2.13, 0.7.2",
-    wrong="avg_pool2d and avg_pool3d drop divisor_override; TorchScript takes the channels of an input without a batch for its batch, "
+    wrong="avg_pool2d and avg_pool3d drop divisor_override; TorchScript has no windows of a size of the trace (max_pool2d(x, [1, x.size(3)])), takes the channels of an input without a batch for its batch, "
     "and has no adaptive average whose size is no divisor; dynamo takes an open size for a multiple of the adaptive pool's",
 )
 
@@ -121,10 +122,22 @@ def _largest(n: int) -> Rewrite:
     return called
 
 
+def _number(size: Any) -> Any:
+    """A size of a trace as the example's number: `symbolics.capture.trace.sizes` says so of open axes."""
+    with private.paused_capture():
+        return int(size) if size.dim() == 0 and size.dtype is torch.int64 else size
+
+
 def _batched(n: int, inner: Rewrite | None = None) -> Rewrite:
-    """In TorchScript, an input without a batch as a batch of one."""
+    """In TorchScript, an input without a batch as a batch of one, and windows of numbers."""
 
     def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if private.is_tracing() and args:
+            args, kwargs = (
+                (args[0], *pytree.tree_map_only(torch.Tensor, _number, args[1:])),
+                pytree.tree_map_only(torch.Tensor, _number, kwargs),
+            )
+
         def pool(*args: Any) -> Any:
             return call(inner, func, args, kwargs)
 

@@ -227,10 +227,7 @@ class Chain(torch.nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.first, self.second = Conv(2, 3, 3), Conv(3, 2, 3)
-        steps = (0.0313, 0.0137, 0.0219, 0.0118)
-        self.acts = torch.nn.ModuleList(Act() for _ in steps)
-        for act, step in zip(self.acts, steps, strict=True):
-            act.scale = torch.tensor(step) if isinstance(act.scale, torch.Tensor) else step
+        self.acts = torch.nn.ModuleList(Act(signed=True, step=step) for step in (0.0313, 0.0137, 0.0219, 0.0118))
 
     def forward(self, x):
         one, two, three, four = self.acts
@@ -244,7 +241,9 @@ def test_a_quantiser_right_behind_another_one_stays_apart(dynamo, monkeypatch):
 
     def opened(quantized):
         session = onnxruntime.InferenceSession(ir.to_proto(quantized.model).SerializeToString())
-        return np.abs(session.run(None, feeds)[0] - model(drawn).detach().numpy()).max(), exporter.verify_quantized(quantized, program, feeds)
+        return np.abs(session.run(None, feeds)[0] - model(drawn).detach().numpy()).max(), exporter.verify_quantized(
+            quantized, program, feeds
+        )
 
     gap, proof = opened(exporter.quantize(program))
     assert gap < 1e-6 and proof.ok, str(proof)

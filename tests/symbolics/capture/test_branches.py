@@ -240,6 +240,17 @@ def test_so_is_what_follows_from_the_size_of_an_open_axis(function):
     )
 
 
+def in_one_window(x):
+    return functional.max_pool2d(x[None], kernel_size=[x.size(0), 1]) + functional.avg_pool2d(x[None], (1, x.shape[1]))
+
+
+def test_a_window_as_long_as_an_axis_is_said_where_that_is_open():
+    (message,) = kept(in_one_window)
+    assert "the window of max_pool2d()" in message and "the open axis 'n'" in message
+    program = exporter.export(Calling(in_one_window), (x := torch.randn(6, 4),), dynamo=False, dynamic_shapes=({1: torch.export.Dim("m")},))
+    torch.testing.assert_close(exporter.load(program)(x), in_one_window(x))
+
+
 def on_derived_but_known_axes(x):
     """Sizes of tensors in which the open axis is, but not at the one that is read."""
     rows = torch.cat([x, x])[1:].reshape(-1, 2, 2)
