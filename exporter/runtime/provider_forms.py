@@ -20,6 +20,7 @@ from exporter.runtime.pool_forms import maxima_by_windows
 from exporter.runtime.webgpu_forms import (
     batches_normalized,
     booleans_as_numbers,
+    channels_in_fours,
     fences_by_comparison,
     fills_by_expand,
     functions_written_out,
@@ -317,7 +318,7 @@ FORMS: Mapping[str, tuple[Callable[[ir.Model], int], ...]] = {
     "openvino": (weights_of_convolutions, rows_at_once, sums_over_repeats, rows_of_infinity, captures_as_states),
     "webgpu": (
         functions_written_out, maxima_by_windows, rows_at_once, passes_unrolled, sums_over_known_axes, batches_normalized, logarithms_of_softmax, sums_in_pairs,
-        signs_by_comparisons, fills_by_expand, remainders_by_division, fences_by_comparison, booleans_as_numbers, in_older_opset,
+        signs_by_comparisons, fills_by_expand, remainders_by_division, fences_by_comparison, booleans_as_numbers, channels_in_fours, in_older_opset,
     ),
 }  # fmt: skip
 

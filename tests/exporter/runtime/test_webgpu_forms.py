@@ -104,6 +104,33 @@ def test_batches_normalized(momentum, shape):
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("channels", "outputs", "kernel", "group", "padded"),
+    [
+        (6, 8, 3, 1, 8),
+        (9, 4, 2, 1, 12),
+        (15, 4, 3, 1, 16),
+        (3, 8, 3, 1, 3),
+        (12, 8, 3, 1, 12),
+        (6, 6, 3, 1, 6),
+        (6, 8, 1, 1, 6),
+        (18, 8, 3, 2, 9),
+    ],
+)
+@pytest.mark.parametrize("spatial", [1, 2])
+def test_channels_in_fours(channels, outputs, kernel, group, padded, spatial):
+    size, window = ",".join(["7"] * spatial), ",".join([str(kernel)] * spatial)
+    text = f"""(float[n,{channels},{size}] x, float[{outputs},{channels // group},{window}] w, float[{outputs}] b) => (float[n,{outputs},{",".join("p" * spatial)}] y)
+        {{ y = Conv <group = {group}, pads = [{",".join(["1", "0"] * spatial)}]> (x, w, b) }}"""
+    rng = np.random.default_rng(0)
+    shapes = {"x": (5, channels, *[7] * spatial), "w": (outputs, channels // group, *[kernel] * spatial), "b": (outputs,)}
+    feeds = {name: rng.standard_normal(shape).astype(F32) for name, shape in shapes.items()}
+    if padded != channels // group:
+        _written(text, (), feeds, rtol=1e-5, atol=1e-5)
+    model = ir.from_proto(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g {text}'))
+    assert write_forms(["webgpu"], model) == (padded != channels // group)
+
+
 def test_remainders_by_division():
     """Also of negative numbers, and of the smallest."""
     x = np.array([0, 1, 4095, 4096, 2**24 + 5, 2**31 - 1, -1, -4096, -(2**31), -(2**31) + 1, 123456789, -987654321], np.int32)[:, None]
