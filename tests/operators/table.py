@@ -95,7 +95,7 @@ def forward(self, x):  # weights wr, wi: real and imaginary parts
     return torch.fft.irfft2(torch.view_as_complex(o), s=x.shape[-2:])
 ```
 
-A mixture of channels is an `einsum` of `a`, `b` and the weights; `torch.cat` with zeros puts back the frequencies that you leave out.
+A mixture of channels is an `einsum` of `a`, `b` and the weights; `torch.cat` with real zeros, before `view_as_complex`, puts back the frequencies that you leave out.
 pythonop writes each transform whose length is not known to be a power of two in float64, for onnxruntime's float32 loses digits there.
 In a model of float64, inverse transforms of such lengths and the gradients of all of them are right [to a few 1e-8](../force-fields.md#use-float64).
 """
