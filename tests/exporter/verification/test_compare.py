@@ -134,5 +134,4 @@ def test_a_file_that_fails_at_another_size(tmp_path):
             Calls(lambda x: x + torch.zeros(int(x.shape[0]), 3)), (torch.randn(4, 3),), dynamo=False, dynamic_shapes={"args": ({0: "n"},)}
         )
     assert not report.ok and "the file fails on it, eager does not" in next(row.problem for row in report.rows if not row.ok)
-    assert "the file fails" in report.render()
-    report.to_html(tmp_path / "report.html")
+    assert "the file fails on it" in report.to_html(tmp_path / "report.html").read_text()
