@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -231,19 +231,27 @@ def check_shapes(model: torch.nn.Module, args: Any, kwargs: Mapping[str, Any], s
     if shapes is None:
         return None
     try:
-        arguments = signature_of(model).bind(*args, **kwargs).arguments
+        arguments, inner = signature_of(model).bind(*args, **kwargs).arguments, _wrapped(model)
+        if inner is not None:
+            signature_of(inner).bind(*args, **kwargs)
     except (TypeError, ValueError):  # what does not fit is told by eager mode
         return shapes
+    if inner is not None:
+        shapes = _of_wrapped(model, inner, args, kwargs, shapes)
     names = list(arguments)
     if isinstance(shapes, Mapping):
         shapes = {name: spec for name, spec in shapes.items() if spec is not None or name in arguments or name in kwargs}
         for name in shapes:
             if name not in arguments and name not in kwargs:
                 raise ArgumentError(
-                    f"dynamic_shapes names {name!r}; the arguments that are given are {', '.join(map(repr, names)) or 'none'}"
+                    f"dynamic_shapes names {name!r}; the arguments that are given are {', '.join(map(repr, names)) or 'none'}{_way_of_many(model)}"
                 )
         found = {name: _checked_axes(repr(name), arguments.get(name, kwargs.get(name)), spec) for name, spec in shapes.items()}
         kinds = {signature_of(model).parameters[name].kind for name in arguments}
+        for name in names:
+            if signature_of(model).parameters[name].kind is inspect.Parameter.VAR_KEYWORD and name not in shapes:
+                inside = {key: found.pop(key) for key in list(found) if key in arguments[name]}
+                found |= {name: {key: inside.get(key) for key in arguments[name]}} if inside else {}
         if kinds.isdisjoint((inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)):  # of which torch wants every one named
             return {name: found.get(name, pytree.tree_map(lambda leaf: None, value)) for name, value in arguments.items()}
         return found
@@ -262,6 +270,40 @@ def check_shapes(model: torch.nn.Module, args: Any, kwargs: Mapping[str, Any], s
     raise ArgumentError(
         f"dynamic_shapes is of type {type(shapes).__name__}: give a dict by the names of forward's arguments, or a tuple in their order"
     )
+
+
+def _wrapped(model: torch.nn.Module) -> torch.nn.Module | None:
+    """The module inside of one that torch made, whose forward takes ``(*args, **kwargs)``."""
+    kinds = [one.kind for one in signature_of(model).parameters.values()]
+    return private.wrapped_module(model) if kinds == [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD] else None
+
+
+def _of_wrapped(model: torch.nn.Module, inner: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Any) -> Any:
+    """``dynamic_shapes`` by the names of a module's forward, or in their order, as those of what wraps it."""
+    many, named = signature_of(model).parameters
+    parameters = signature_of(inner).parameters
+    if isinstance(shapes, Mapping):
+        by_wrapper = any(name in (many, named) and name not in parameters for name in shapes)
+    else:
+        by_wrapper = not isinstance(shapes, (tuple, list)) or (bool(args) and isinstance(args[0], torch.Tensor) and _is_of_axes(shapes))
+    if by_wrapper:
+        return shapes
+    found = check_shapes(inner, args, kwargs, shapes)
+    names = list(signature_of(inner).bind(*args, **kwargs).arguments)
+    found = dict(found) if isinstance(found, Mapping) else dict(zip(names, found, strict=False))
+    result: dict[str, Any] = {many: tuple(found.get(name) for name in names[: len(args)])} if args else {}
+    return result | ({named: {name: found.get(name) for name in kwargs}} if kwargs else {})
+
+
+def _is_of_axes(shapes: Sequence[Any]) -> bool:
+    """Whether the first entry stands for several arguments, and not for the axes of one."""
+    return bool(shapes) and isinstance(shapes[0], (tuple, list)) and any(isinstance(each, (Mapping, tuple, list)) for each in shapes[0])
+
+
+def _way_of_many(model: torch.nn.Module) -> str:
+    """How dynamic_shapes names what a forward takes as ``*args``."""
+    many = [one.name for one in signature_of(model).parameters.values() if one.kind is inspect.Parameter.VAR_POSITIONAL]
+    return f"; of those in *{many[0]} say {{{many[0]!r}: ({{0: 'n'}}, ...)}}, an entry for each" if many else ""
 
 
 def _checked_axes(name: str, tensor: Any, spec: Any) -> Any:

@@ -134,9 +134,12 @@ def _refusal(refused: Sequence[tuple[Record, Untraceable]]) -> ExportError:
     name = record.call.name
     others = list(dict.fromkeys(each.call.name for each, _ in refused if each.call.name != name))
     likewise = f"  likewise, each for a reason of its own: {', '.join(others[:6])}{', ...' if len(others) > 6 else ''}\n" if others else ""
+    write = (
+        "" if str(error).endswith("please report it") else "write it in torch's operators (docs/portable.md#make-a-function-portable), or "
+    )
     return ExportError(
         f"{name}, called in module {record.module or '<root>'} at {record.source or 'a line unknown'}: no ONNX function can stand for it: {str(error).rstrip('.')}.\n"
-        f"{likewise}  way out: write it in torch's operators (docs/portable.md#make-a-function-portable), or leave it out of portable=, and it stays a PythonOp"
+        f"{likewise}  way out: {write}leave it out of portable=, and it stays a PythonOp"
     )
 
 

@@ -20,7 +20,7 @@ from onnx.reference.ops.op_scan import Scan as OnnxScan
 
 from symbolics.errors import RunError
 from symbolics.graph.values import describe
-from symbolics.text import clean
+from symbolics.text import causes, clean
 
 __all__ = ["MENDED", "GatherElements", "MendedEvaluator", "Pad", "refusal"]
 
@@ -299,18 +299,25 @@ class MendedEvaluator(ReferenceEvaluator):
 
 def refusal(error: Exception) -> RunError:
     """What to raise from an error of onnx.reference, which says nothing of the node at which it was."""
-    node, trace = None, error.__traceback__
-    while trace is not None:  # the innermost: that in a body, where the outer one is a Loop
-        found = trace.tb_frame.f_locals
-        operator = found.get("self")
-        proto = operator.onnx_node if isinstance(operator, OpRun) else found.get("node")
-        node = proto if isinstance(proto, onnx.NodeProto) else node
-        trace = trace.tb_next
-    where = ""
-    if node is not None:
-        outputs = [ir.Value(name=name) for name in node.output]
-        where = f" at {describe(ir.Node(node.domain, node.op_type, [], outputs=outputs, name=node.name))}"
+    nodes = list[onnx.NodeProto]()
+    first: BaseException = error
+    for first in causes(error):  # what it calls says anew what its own operators raised
+        trace = first.__traceback__
+        while trace is not None:  # the innermost: that in a body or a function, where the outer one is a Loop or the call
+            found = trace.tb_frame.f_locals
+            operator = found.get("self")
+            proto = operator.onnx_node if isinstance(operator, OpRun) else found.get("node")
+            if isinstance(proto, onnx.NodeProto) and not any(proto is each for each in nodes):
+                nodes.append(proto)
+            trace = trace.tb_next
+    where = f" at {_described(nodes[-1])}" if nodes else ""
+    for outer in [node for node in reversed(nodes[:-1]) if node.domain][:2]:  # calls: a Loop says little more than the node in it
+        where += f", in {_described(outer)}"
     return RunError(
-        f"onnx.reference cannot run the model{where} ({type(error).__name__}: {clean(' '.join(str(error).split()), 1000).rstrip('.')}).\n"
+        f"onnx.reference cannot run the model{where} ({type(first).__name__}: {clean(' '.join(str(first).split()), 1000).rstrip('.')}).\n"
         "  way out: run the model on onnxruntime, by exporter.inference_session or exporter.load"
     )
+
+
+def _described(node: onnx.NodeProto) -> str:
+    return describe(ir.Node(node.domain, node.op_type, [], outputs=[ir.Value(name=name) for name in node.output], name=node.name))

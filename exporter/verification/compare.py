@@ -59,9 +59,11 @@ def tolerance_of(dtype: str, precision: torch.dtype | None = None) -> float:
     """What a difference of two tensors of a float type may be at least, in units of the largest value.
 
     Args:
-        dtype: Their type.
+        dtype: Their type; "" of a row that stands for no tensor alone, which has no tolerance of its own: 0.
         precision: The type in which float32 is computed, where that is another.
     """
+    if not dtype:
+        return 0.0
     return _FLOOR.get(precision if precision is not None and dtype == "float32" else getattr(torch, dtype), 1e-1)
 
 

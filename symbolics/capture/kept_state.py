@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from symbolics.capture.absences import Absences
+from symbolics.capture.switches import UNDECIDED, alive, decided, ends, is_plain, is_set_again, parts
 from symbolics.node.classes import attributes_of, is_class, look, own_name
 from symbolics.node.fingerprints import is_changing, methods_of, source_of
 from symbolics.node.operators import Operator
@@ -228,6 +229,9 @@ class _Body:
         for each in statements:
             if isinstance(each, ast.If):
                 absent = self._if(each, absent)
+                side = decided(each.test, self._value_of)
+                if side is not UNDECIDED and ends(each.body if side else each.orelse):
+                    return
             elif isinstance(each, ast.Try):
                 tried = frozenset(self.absences.looked_up(each.body))
                 for part in (each.body, each.orelse, each.finalbody):
@@ -240,12 +244,23 @@ class _Body:
     def _if(self, statement: ast.If, absent: frozenset[str]) -> frozenset[str]:
         """Both sides; what is absent behind the statement."""
         self._calls(statement.test, absent)
-        known = self._resolve(statement.test)
-        then, other = self.absences.of(statement.test)
-        if known is None or known.value is not False:  # a switch that is off
+        side, (then, other) = decided(statement.test, self._value_of), self.absences.of(statement.test)
+        if side is UNDECIDED or side:
             self._block(statement.body, absent | then)
-        self._block(statement.orelse, absent | other)
+        if side is UNDECIDED or not side:
+            self._block(statement.orelse, absent | other)
         return absent | other if statement.body and isinstance(statement.body[-1], (ast.Return, ast.Raise, ast.Continue)) else absent
+
+    def _value_of(self, expression: ast.expr) -> Any:
+        """The value of a name that nothing sets again; `UNDECIDED` elsewhere."""
+        found = self._resolve(expression)
+        for _ in range(_DEEP):
+            expression = self.aliases.get(expression.id, expression) if isinstance(expression, ast.Name) else expression
+        if found is None or not is_plain(found.value) or not isinstance(expression, (ast.Name, ast.Attribute)):
+            return UNDECIDED
+        base = self._resolve(expression.value) if isinstance(expression, ast.Attribute) else None
+        name = expression.attr if isinstance(expression, ast.Attribute) else expression.id
+        return UNDECIDED if is_set_again(name, self.function, None if base is None else base.value) else found.value
 
     def _statement(self, statement: ast.stmt, absent: frozenset[str]) -> None:
         if isinstance(statement, ast.Assign):
@@ -266,7 +281,7 @@ class _Body:
                     self._calls(each, absent)
         for case in getattr(statement, "cases", ()):
             self._block(case.body, absent)
-        for name in ("body", "orelse"):
+        for name in parts(statement, self._value_of):
             self._block([each for each in getattr(statement, name, None) or () if isinstance(each, ast.stmt)], absent)
 
     def _target(self, target: ast.expr, value: ast.expr | None, absent: frozenset[str]) -> None:
@@ -296,7 +311,7 @@ class _Body:
     # ------------------------------------------------------------------------------------------------------- calls
 
     def _calls(self, expression: ast.AST, absent: frozenset[str]) -> None:
-        for call in ast.walk(expression):
+        for call in alive(expression, self._value_of):
             if not isinstance(call, ast.Call):
                 continue
             for keyword in call.keywords:

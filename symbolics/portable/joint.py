@@ -16,6 +16,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from symbolics import quirks, torch_private as private
+from symbolics.capture.binding import TracedSize
 from symbolics.capture.interception import belongs_to_torch, original_apply
 from symbolics.capture.listener import Listener
 from symbolics.capture.opaque_op import Record
@@ -87,7 +88,8 @@ def trace(record: Record, used: Sequence[bool], decompositions: dict[Any, Any]) 
     if record.outputs.read:  # a class; forward may have set its values for the call alone
         for label, now, then in other_values(record.outputs.read, values_read(record.function)):
             raise Untraceable(f"it reads {label}, which was {then!r} in this call and is {now!r} after it: pass it as an argument")
-    with _alone(record.call), private.quiet_trial(), own_generators():
+    traced = any(isinstance(size, TracedSize) for dims in record.sizes for size in dims)  # equal ones may be equal in the example alone
+    with _alone(record.call), private.quiet_trial(), own_generators(), private.sizes_apart() if traced else contextlib.nullcontext():
         *others, last = _ways(record.sizes)
         for related, in_python in others:
             with contextlib.suppress(Exception):  # what it is, the last one says

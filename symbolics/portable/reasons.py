@@ -11,6 +11,7 @@ import torch
 
 from symbolics import torch_private as private
 from symbolics.portable.sizes import Sizes
+from symbolics.text import causes
 from symbolics.users import is_users
 
 __all__ = ["Lines", "reason", "untranslated"]
@@ -127,6 +128,8 @@ def untranslated(error: BaseException, graph: torch.fx.GraphModule, what: str) -
             f"torch.onnx translates {name} for numbers alone, and one of its arguments is computed from an open size: give that axis a fixed size "
             "(leave it out of dynamic_shapes), or make a product or a sum with the size of it (docs/portable.md#make-a-function-portable)"
         )
+    if found is None and not any(isinstance(each, torch.onnx.errors.OnnxExporterError) for each in causes(error)):
+        return f"torch.onnx stops at the graph of it, whatever its operators ({what}), which is a fault of torch's or of this package: please report it"
     return f"torch.onnx cannot translate it ({what}): with other operators of torch's it is portable (docs/portable.md#make-a-function-portable)"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -28,7 +29,17 @@ __all__ = [
     "post_accumulate_hooks",
     "run_forward_pre_hooks",
     "tensor_hooks",
+    "wrapped_module",
 ]
+
+
+def wrapped_module(model: torch.nn.Module) -> torch.nn.Module | None:
+    """What torch.compile or DataParallel made a module of that takes whatever arguments there are; None of any other."""
+    if isinstance(model, torch.nn.DataParallel):
+        return model.module
+    compiled = sys.modules.get("torch._dynamo.eval_frame")  # there is none before it is loaded
+    kind, inner = getattr(compiled, "OptimizedModule", ()), getattr(model, "_orig_mod", None)
+    return inner if isinstance(model, kind) and isinstance(inner, torch.nn.Module) else None
 
 
 def parametrization_cache() -> dict[Any, Any]:

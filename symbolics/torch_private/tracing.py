@@ -35,6 +35,7 @@ __all__ = [
     "refusals_watched",
     "same_size",
     "shared_values",
+    "sizes_apart",
     "symbolic_size",
     "trace_to_aten",
     "traced_nodes",
@@ -99,6 +100,19 @@ def same_size(size: torch.SymInt) -> torch.SymInt:
 def example_size(size: int | torch.SymInt) -> int:
     """What a size is in the example, without a word to the trace that it is asked about."""
     return size if isinstance(size, int) else size.node.hint
+
+
+@contextlib.contextmanager
+def sizes_apart() -> Iterator[None]:
+    """While this is open, a trace reads each size where the code does. It would read all that have one symbol from an argument that has it."""
+    from torch._inductor.fx_passes import dedupe_symint_uses
+
+    original = dedupe_symint_uses.dedupe_symints
+    dedupe_symint_uses.dedupe_symints = lambda graph: None
+    try:
+        yield
+    finally:
+        dedupe_symint_uses.dedupe_symints = original
 
 
 def never_negative(expression: Any) -> bool:
@@ -419,6 +433,11 @@ class _Translator:
             return (SymIntArgument if isinstance(node.meta.get("val"), torch.SymInt) else TensorArgument)(node.name)
 
         nodes = list(graph.graph.nodes)
+        for node in nodes:
+            if (
+                node.op == "placeholder" and "val" not in node.meta
+            ):  # a size that is a number: the graph has that, and does not read its input
+                node.meta["val"] = torch.empty((), dtype=torch.int64, device="meta")
         inputs = [InputSpec(InputKind.USER_INPUT, argument(node), None) for node in nodes if node.op == "placeholder"]
         outputs = [OutputSpec(OutputKind.USER_OUTPUT, argument(node), None) for node in nodes[-1].args[0]]
         program = torch.export.ExportedProgram(

@@ -129,3 +129,47 @@ def test_recurrences_of_which_nothing_is_to_be_said(kind, options, axes):
         warnings.simplefilter("error", exporter.PythonopWarning)
         program = exporter.export(model, (torch.randn(3, 5, 3),), dynamo=False, dynamic_shapes={"x": axes})
     torch.testing.assert_close(exporter.load(program)(other), model(other))
+
+
+class _Sum(torch.nn.Module):
+    def forward(self, x, other=None):
+        return x * 2 if other is None else x * 2 + other
+
+
+@pytest.mark.parametrize("shapes", [{"x": {0: "n"}}, ({0: "n"},), {"args": ({0: "n"},)}, (({0: "n"},),)])
+def test_names_of_a_compiled_module(shapes):
+    """torch.compile makes a module whose forward takes (*args, **kwargs): the names of the one in it count, and torch's own."""
+    model, x = torch.compile(_Sum(), backend="eager"), torch.randn(4, 3)
+    program = exporter.export(model, (x,), dynamic_shapes=shapes)
+    assert list(program.model.graph.inputs[0].shape) == ["n", 3]
+    longer = torch.randn(7, 3)
+    torch.testing.assert_close(exporter.load(program)(longer), longer * 2)
+
+
+def test_names_of_two_arguments_of_a_compiled_module():
+    model = torch.compile(_Sum(), backend="eager")
+    program = exporter.export(model, (torch.randn(4, 3), torch.randn(4, 3)), dynamic_shapes={"x": {0: "n"}, "other": {0: "n"}})
+    assert [list(value.shape) for value in program.model.graph.inputs] == [["n", 3]] * 2
+    with pytest.raises(exporter.PythonopError, match="dynamic_shapes names 'nobody'; the arguments that are given are 'x'"):
+        exporter.export(model, (torch.randn(4, 3),), dynamic_shapes={"nobody": {0: "n"}})
+
+
+class _Many(torch.nn.Module):
+    def forward(self, *tensors, **more):
+        return tensors[0] * 2 + more.get("other", 0)
+
+
+def test_names_that_a_forward_of_any_arguments_has_not(dynamo):
+    with pytest.raises(
+        exporter.PythonopError, match=r"names 'x'; .* 'tensors'; of those in \*tensors say \{'tensors': \(\{0: 'n'\}, ...\)\}"
+    ):
+        exporter.export(_Many(), (torch.randn(4, 3),), dynamo=dynamo, dynamic_shapes={"x": {0: "n"}})
+    program = exporter.export(_Many(), (torch.randn(4, 3),), dynamo=dynamo, dynamic_shapes={"tensors": ({0: "n"},)})
+    assert list(program.model.graph.inputs[0].shape) == ["n", 3]
+
+
+def test_names_in_keywords_of_any_name():
+    """TorchScript's exporter was told nothing of them: the axis was the example's, without a word."""
+    args, shapes = (torch.randn(4, 3),), {"tensors": ({0: "n"},), "other": {0: "n"}}
+    program = exporter.export(_Many(), args, kwargs={"other": torch.randn(4, 3)}, dynamo=False, dynamic_shapes=shapes)
+    assert [value.shape[0] for value in program.model.graph.inputs] == ["n", "n"]

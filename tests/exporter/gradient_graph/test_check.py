@@ -217,3 +217,15 @@ def test_what_onnxs_evaluator_cannot_run_is_named(body, where):
     model.graph.output[0].type.tensor_type.ClearField("shape")
     with pytest.raises(RunError, match=f"onnx.reference cannot run the model at {where}"):
         exporter.check_gradients(model, wrt=["w"])
+
+
+def test_the_node_in_a_function_comes_first():
+    """onnx's evaluator raises a TypeError of a function's body anew, without a word of the node in it."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 20, "my" : 1]> g (float[3] x) => (float[3,4] y) { y = my.Outer(x) }
+    <domain: "my", opset_import: ["" : 20, "my" : 1]> Outer (x) => (y) { y = my.Hot(x) }
+    <domain: "my", opset_import: ["" : 20]> Hot (x) => (y) {
+      t = Constant<value_ints = [1, 2, 0]>() depth = Constant<value_ints = [4]>() v = Constant<value_floats = [0.0, 1.0]>()
+      h = OneHot(t, depth, v) c = CastLike(h, x) one = Constant<value_ints = [1]>() u = Unsqueeze(x, one) y = Mul(u, c) }""")
+    inner = r"the model at OneHot \(node '' that makes 'h'\), in my::Hot \(node '' that makes 'y'\), in my::Outer \(.*\) \(TypeError: (?!Issues)"
+    with pytest.raises(RunError, match=inner):
+        exporter.check_gradients(model, order=1)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from exporter.verification.compare import compare, tolerance_of
+import exporter
+from exporter.verification.compare import ROUGH, compare, limit_of, tolerance_of
+from exporter.verification.notes import note_on_constants, note_on_half, notes_on
+from exporter.verification.rows import Row
+from tests.support import Calls
 
 
 def _results(output):
@@ -107,3 +112,26 @@ def test_gradients_beside_that_of_a_mask_are_measured_by_themselves(error, ok):
 
     rows = compare(step(gradient), step(gradient.double()), step(gradient + error), {})
     assert all(row.ok for row in rows) == ok
+
+
+@pytest.mark.parametrize("kind", ["output", "buffer", "weight", "gradients", "second input", "second size"])
+@pytest.mark.parametrize(("ok", "problem", "note"), [(False, "the file fails on it, eager does not", ""), (True, "", "not compared: why")])
+def test_a_row_that_stands_for_no_tensor_has_no_type(kind, ok, problem, note):
+    """Of all that reads rows, the note on constants asked torch for a type without a name."""
+    row = Row("inputs (n=9)", kind, (), "", float("nan"), None, 0.0, "", ok, problem, note=note)
+    tensor = Row("output 0", "output", (2,), "float32", 0.0, 0.0, 1e-5, "float64", True)
+    assert tolerance_of(row.dtype) == 0.0 and limit_of(row) == ROUGH
+    for rows in ([row], [tensor, row]):
+        titles = [said.title for said in (*note_on_constants(rows), *notes_on(rows, {"TopK": 1}), *note_on_half(rows))]
+        assert titles == (["Right at the example alone"] if not ok and kind.startswith("second") else [])
+
+
+def test_a_file_that_fails_at_another_size(tmp_path):
+    """Its only differing row stands for all tensors there."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        report = exporter.verify(
+            Calls(lambda x: x + torch.zeros(int(x.shape[0]), 3)), (torch.randn(4, 3),), dynamo=False, dynamic_shapes={"args": ({0: "n"},)}
+        )
+    assert not report.ok and "the file fails on it, eager does not" in next(row.problem for row in report.rows if not row.ok)
+    assert "the file fails on it" in report.to_html(tmp_path / "report.html").read_text()

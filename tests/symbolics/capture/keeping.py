@@ -365,3 +365,91 @@ def _changes_a_flag_of_torch(ctx, x):
 KEEPS_NOTHING = [
     _same, _of_ctx, _of_locals, _logs, _loads, _returns_early, _tries, _puts_back, _within, _switched_off, _changes_a_flag_of_torch,
 ]  # fmt: skip
+
+
+MODE, LEVEL, LOUD, TALKS = "", 1, False, False
+
+
+class Options:
+    """Switches of a class; `at_once` is set again below."""
+
+    trace = False
+    at_once = False
+
+
+def talk(on=True):
+    global TALKS
+    TALKS = on
+    Options.at_once = on
+
+
+def _compared(ctx, x):
+    if MODE == "state":
+        history.append(x)
+        x = x * len(history)
+    elif LEVEL > 2 or MODE in ("a", "b"):
+        history.append(x)
+    return x
+
+
+def _not_loud(ctx, x):
+    if not LOUD:
+        return x * 2
+    history.append(x)
+    return x * len(history)
+
+
+def _in_an_expression(ctx, x):
+    LOUD and history.append(x)
+    n = history.pop() if MODE == "state" else 1
+    while LOUD:
+        history.append(x)
+    return x * n
+
+
+def _of_a_class(ctx, x):
+    mode = Options.trace
+    if mode and x.sum() > 0:
+        history.append(x)
+    return x
+
+
+def _renamed(ctx, x):
+    mode = MODE
+    if mode == "state":
+        history.append(x)
+    return x
+
+
+def _set_elsewhere(ctx, x):
+    if TALKS:
+        history.append(x)
+    return x
+
+
+def _set_in_a_class(ctx, x):
+    if Options.at_once is True:
+        history.append(x)
+    return x
+
+
+def _other_side(ctx, x):
+    if MODE == "":
+        history.append(x)
+    return x
+
+
+def _of_an_argument(ctx, x, mode=""):
+    if mode == "state" or x.dim() == 2:
+        history.append(x)
+    return x
+
+
+def _of_a_namespace(ctx, x):
+    if space.n == 5:
+        history.append(x)
+    return x
+
+
+DEAD = [_compared, _not_loud, _in_an_expression, _of_a_class, _renamed]
+LIVE = [_set_elsewhere, _set_in_a_class, _other_side, _of_an_argument, _of_a_namespace]

@@ -53,6 +53,21 @@ def test_a_switch_that_is_on(monkeypatch):
     assert _named(keeping.made(forward=keeping._switched_off)) == [("forward", "history")]
 
 
+@pytest.mark.parametrize("half", ["forward", "backward"])
+@pytest.mark.parametrize("method", [*keeping.DEAD, *keeping.LIVE], ids=lambda method: method.__name__)
+def test_a_side_of_a_branch_that_no_call_takes(method, half):
+    """What values of the module say that nothing sets again: a comparison as well as a name."""
+    assert _named(keeping.made(**{half: method})) == ([(half, "history")] if method in keeping.LIVE else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "method"), [("MODE", "state", "_compared"), ("LOUD", True, "_not_loud"), ("MODE", "a", "_compared")]
+)
+def test_a_side_that_a_value_turns_on(name, value, method, monkeypatch):
+    monkeypatch.setattr(keeping, name, value)
+    assert _named(keeping.made(forward=getattr(keeping, method))) == [("forward", "history")]
+
+
 def test_a_long_list():
     (text,) = said_of("backward", [f"A.n{i}" for i in range(7)])
     assert "A.n4 and 2 more, which" in text and not said_of("forward", [])
