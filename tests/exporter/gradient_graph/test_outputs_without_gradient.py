@@ -238,7 +238,11 @@ def compare(model, x, dynamo, portable):
 ROWS = [
     *((*case, Second, True, False) for case in cases(FUNCTIONS)),
     *((function, None, Second, False, False) for function in FUNCTIONS),
-    *((function, None, First, dynamo, False) for dynamo in (True, False) for function in (Marked, MarkedBetween, Integers, Scalars, ScalarIn)),
+    *(
+        (function, None, First, dynamo, False)
+        for dynamo in (True, False)
+        for function in (Marked, MarkedBetween, Integers, Scalars, ScalarIn)
+    ),
     *((function, None, Second, True, True) for function in (MarkedBetween, MarkedScalar, Scalars, ScalarIn)),
     *((function, None, Second, False, True) for function in (MarkedFirst, Scalar)),
 ]
