@@ -221,7 +221,7 @@ def cases(functions):
             yield from ((function, (i,)) for i, y in enumerate(made) if y.requires_grad)
 
 
-def compare(model, x, dynamo, portable):
+def compare(model, x, dynamo, portable, atol=1e-8):
     program = exporter.export(model, (x,), dynamo=dynamo, portable=[f"{__name__}:*"] if portable else False)
     sides = []
     for module in (model, exporter.load(program, allow=() if portable else [f"{__name__}:*"])):
@@ -232,7 +232,7 @@ def compare(model, x, dynamo, portable):
         found = torch.autograd.grad(loss, [given, *(named[name] for name in ("linear.weight", "linear.bias", "s"))], allow_unused=True)
         sides.append([*(y.detach() for y in made), *(torch.zeros(()) if g is None else g for g in found)])
     for mine, eager in zip(sides[1], sides[0], strict=True):
-        torch.testing.assert_close(mine, eager.to(mine.dtype).expand(mine.shape) if not eager.any() else eager, rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(mine, eager.to(mine.dtype).expand(mine.shape) if not eager.any() else eager, rtol=1e-8, atol=atol)
 
 
 ROWS = [
@@ -256,3 +256,10 @@ ROWS = [
 def test_table(function, which, model, dynamo, portable):
     torch.manual_seed(0)
     compare(model(function, which), torch.randn(3, 4, dtype=torch.float64), dynamo, portable)
+
+
+@pytest.mark.parametrize("function", [ScalarIn, Nothing, MarkedBetween, Scalars])
+def test_large_tensors_beside_small_ones(function):
+    """Contexts know large tensors by their edges and shapes, and small ones by themselves."""
+    torch.manual_seed(0)
+    compare(Second(function), torch.randn(4000, 4, dtype=torch.float64) * 0.1, True, False, atol=1e-6)
