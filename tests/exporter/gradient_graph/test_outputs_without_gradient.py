@@ -263,3 +263,27 @@ def test_large_tensors_beside_small_ones(function):
     """Contexts know large tensors by their edges and shapes, and small ones by themselves."""
     torch.manual_seed(0)
     compare(Second(function), torch.randn(4000, 4, dtype=torch.float64) * 0.1, True, False, atol=1e-6)
+
+
+class InOneBranch(nn.Module):
+    """What a Function without dimensions gives is read in one branch alone: in the other, its gradient is absent."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4, dtype=torch.float64)
+
+    def forward(self, x):
+        y, z = Scalar.apply(self.linear(x)), x.sum()
+        return torch.cond(z > 0, lambda y, z: y * y + z, lambda y, z: z * 2.0, (y, z))
+
+
+def test_a_first_derivative_without_dimensions_that_is_absent_in_a_branch():
+    model, x = InOneBranch(), torch.rand(3, 4, dtype=torch.float64)
+    module = exporter.load(exporter.export(model, (x.clone().requires_grad_(),)), allow=[f"{__name__}:*"])
+    for given in (x, -x):
+        found = []
+        for side in (model, module):
+            leaf = given.clone().requires_grad_()
+            (gradient,) = torch.autograd.grad(side(leaf), leaf)
+            found.append(gradient)
+        torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-9)
