@@ -131,6 +131,7 @@ class EagerStep:
                     for out in outputs
                 ]
             given = list(given) or [None] * len(outputs)
+            returned = [out.detach().clone() for out in outputs]  # a backward may use the memory of what forward gave out
             versions = _versions(model)
             try:
                 with private.every_result(hear), wide():
@@ -153,7 +154,7 @@ class EagerStep:
         untouched = {name: value for name, value in before.items() if name not in buffers}
         return cls(
             inputs,
-            [out.detach() for out in outputs],
+            returned,
             list(given),
             gradients,
             buffers,

@@ -131,8 +131,11 @@ def changed(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> 
 
 
 def backward(outputs: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor | None]) -> None:
-    """Run autograd from the outputs that have a gradient; the others, and those without a cotangent, are left out."""
-    roots = [(out, g.to(out.dtype)) for out, g in zip(outputs, cotangents, strict=True) if g is not None and out.requires_grad]
+    """Run autograd from the outputs that have a gradient; the others, and those without a cotangent, are left out.
+
+    It gets copies: a backward may change in place what comes in (``return g.mul_(2)``), and the next step gets the same cotangents.
+    """
+    roots = [(out, g.to(out.dtype, copy=True)) for out, g in zip(outputs, cotangents, strict=True) if g is not None and out.requires_grad]
     if roots:
         torch.autograd.backward([out for out, _ in roots], [g for _, g in roots])
 

@@ -97,7 +97,12 @@ def without_elements(op: Builder, g: ir.Value) -> ir.Value:
     conditions = conditions_of(op, g)
     if conditions is None:
         return g
-    if not (rank := None if g.shape is None else len(g.shape)):
-        g = op.flat(g) if rank is None else op.Reshape(g, [1])
-    size = op.Where(holds(op, conditions), op.i64([2**63 - 1]), op.i64([0]))
-    return op.Slice(g, op.i64([0]), size, op.i64([0]))
+    there, begin, end, none = holds(op, conditions), op.i64([0]), op.i64([2**63 - 1]), op.i64([0])
+    kept = op.Where(there, end, none)
+    if g.shape is not None and len(g.shape):
+        return op.Slice(g, begin, kept, begin)
+    # What has no dimensions cannot be cut: it is a vector for that, and gets its own shape again where it is there, as its backward looks at it.
+    shape = op.Slice(none, begin, op.Where(there, none, end))
+    if g.shape is None:
+        shape = op.Concat(op.Slice(op.Shape(g), begin, kept), shape, axis=0)
+    return op.Reshape(op.Slice(op.flat(g), begin, kept, begin), shape, allowzero=1)

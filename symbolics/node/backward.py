@@ -115,7 +115,8 @@ def complete(node: ir.Node) -> None:
 def to_backward(node: ir.Node) -> None:
     """Make a PythonOpGrad a PythonOpBackward of order 1, in place: its outputs stay, its inputs say what they are gradients of.
 
-    Its last targets are the outputs of the call, for the orders above: a backward may read what its forward gave out.
+    Its last targets are the outputs of the call, for the orders above: a backward may read what its forward gave out. One that is
+    marked as non-differentiable is none: autograd has nothing to ask it for, and nobody knows its shape then.
 
     Raises:
         FormatError: The node, or the PythonOp that made its context, is not as the format has it.
@@ -151,7 +152,8 @@ def to_backward(node: ir.Node) -> None:
         **({CALL_ATTRIBUTE: values[CALL_ATTRIBUTE]} if CALL_ATTRIBUTE in values else {}),
     }
     targets = [x if flag else None for x, flag in zip(op.inputs, needed, strict=True)]
-    results = [*op.outputs[1:], *[None] * (len(call["output_tensor_types"]) - len(op.outputs) + 1)]
+    results = [y if flag else None for y, flag in zip(op.outputs[1:], call["output_tensor_requires_grads"], strict=False)]
+    results += [None] * (len(call["output_tensor_types"]) - len(results))
     inputs = [node.inputs[0], *given, *targets, *(y if y is not None and y.name else None for y in results)]
     count = len(node.outputs)
     node.resize_outputs(count + len(results))

@@ -30,6 +30,17 @@ static int special_state(int *grad)
  * One object for the garbage collector to visit, where a tuple of tuples would be four. */
 enum { CONTEXT_ID, CONTEXT_NAME, CONTEXT_SHAPES, CONTEXT_COUNT, CONTEXT_ROOTS };
 
+/* So many times None: Python reads all places of a tuple, and one that is not filled is a null pointer. */
+static PyObject *nothings(Py_ssize_t count)
+{
+    PyObject *found = PyTuple_New(count);
+    for (Py_ssize_t i = 0; found && i < count; i++) {
+        Py_INCREF(Py_None);
+        PyTuple_SetItem(found, i, Py_None);
+    }
+    return found;
+}
+
 static int is_true_attribute(PyObject *object, PyObject *name)
 {
     PyObject *value = PyObject_GetAttr(object, name);
@@ -86,7 +97,7 @@ static int fast_forward(Kernel *kernel, Input *inputs, int keep, int before, PyO
                 Py_INCREF(target);
                 Py_INCREF(shape);
                 Py_DECREF(three);
-                if (!shapes && !(shapes = PyTuple_New(kernel->inputs))) {
+                if (!shapes && !(shapes = nothings(kernel->inputs))) {
                     Py_DECREF(tensor);
                     Py_DECREF(target);
                     Py_DECREF(shape);

@@ -42,6 +42,43 @@ class Forward(torch.autograd.Function):
         return graph.op("own::LayerNorm", x, weight)
 
 
+class Thrifty(torch.autograd.Function):
+    """Its gradients take the memory of those that come in."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx, g, h):
+        return g.mul_(2).add_(h.mul_(3))
+
+
+class Scratch(torch.autograd.Function):
+    """Its gradient takes the memory of what forward gave out."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = x.exp()
+        ctx.y = y.detach()
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        return ctx.y.mul_(g)
+
+
+class Last(torch.nn.Module):
+    """What the Function returns is what the model returns: nothing stands between its backward and the cotangents."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.linear, self.function = torch.nn.Linear(4, 4), function
+
+    def forward(self, x):
+        return self.function.apply(self.linear(x))
+
+
 class Memory(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -60,6 +97,19 @@ class Normed(torch.nn.Module):
 
     def forward(self, x):
         return self.linear(Forward.apply(x, self.weight))
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+@pytest.mark.parametrize("function", [Thrifty, Scratch])
+def test_a_backward_in_the_memory_of_others(function, dynamo):
+    """Each side has its own: neither the cotangents nor eager's outputs are other ones for the file."""
+    report = exporter.verify(Last(function), (torch.randn(8, 4),), dynamo=dynamo, bisect=True)
+    assert report.ok, report
+
+
+def test_finite_differences_of_a_backward_in_the_memory_of_others():
+    program = exporter.export(Last(Thrifty).double(), (torch.randn(2, 4, dtype=torch.float64),))
+    assert exporter.check_gradients(program, order=1, allow=[f"{__name__}:*"]) < 1e-6
 
 
 @pytest.mark.parametrize("dynamo", [True, False])
