@@ -29,11 +29,7 @@ def keep_in_float(model: ir.Model, products: list[Product]) -> None:
     for node in list(model.graph):
         if node.domain or node in integers:
             continue
-        if (
-            node.inputs
-            and node.inputs[0] is not None
-            and (_is_second(node) or (node.op_type in _WEIGHTED and _from_levels(node.inputs[0])))
-        ):
+        if node.inputs and node.inputs[0] is not None and (_is_second(node) or (node.op_type in _WEIGHTED and _from_levels(node.inputs[0]))):
             _divide(model.graph, names, node.inputs[0], [(node, 0)], node)
         elif node.op_type in _ROUNDED and any(value is not None and _from_levels(value) for value in node.inputs):
             uses = [(use.node, use.idx) for use in node.outputs[0].uses()]

@@ -244,9 +244,7 @@ def test_a_quantiser_right_behind_another_one_stays_apart(dynamo, monkeypatch):
 
     def opened(quantized):
         session = onnxruntime.InferenceSession(ir.to_proto(quantized.model).SerializeToString())
-        return np.abs(session.run(None, feeds)[0] - model(drawn).detach().numpy()).max(), exporter.verify_quantized(
-            quantized, program, feeds
-        )
+        return np.abs(session.run(None, feeds)[0] - model(drawn).detach().numpy()).max(), exporter.verify_quantized(quantized, program, feeds)
 
     gap, proof = opened(exporter.quantize(program))
     assert gap < 1e-6 and proof.ok, str(proof)
