@@ -492,3 +492,8 @@ def observers():
 def log_determinants():
     x = np.float32(0.1) * np.eye(60, dtype=np.float32)
     return ReferenceEvaluator(ir.to_proto(translated(torch.logdet, torch.from_numpy(x)))).run(None, {"args_0": x})[0] == -np.inf
+
+
+def error_functions():
+    x = torch.tensor([5.0])
+    return ReferenceEvaluator(ir.to_proto(translated(torch.erfc, x))).run(None, {"args_0": x.numpy()})[0] == 0

@@ -45,6 +45,7 @@ CASES = {
     "logsigmoid": (F.logsigmoid, X.float()),
     "softplus": (F.softplus, X.float()),
     "mish": (F.mish, X.float()),
+    "erfc": (torch.erfc, X.float()),
     "silu": (F.silu, X),
     "vector_norm, p=4": (lambda x: torch.linalg.vector_norm(x, 4), X),
     "square of a norm": (lambda x: x.norm() ** 2, X),
