@@ -65,3 +65,9 @@ def test_an_open_batch_of_small_ones(dynamo):
     module = exporter.load(exporter.export(Model(), (x,), dynamo=dynamo, dynamic_shapes=({0: "batch"},)))
     x = torch.stack([torch.eye(3) * 1e-17] * 7)
     torch.testing.assert_close(module(x), torch.logdet(x))
+
+
+def test_fallback_keeps_the_operator_alone(dynamo):
+    """Not the whole model."""
+    program = exporter.export(Calls(lambda x: x.logdet() * 2), (torch.eye(60) * 0.1,), dynamo=dynamo, fallback=True)
+    assert program.fallback == 'opaque="missing"'
