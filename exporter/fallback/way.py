@@ -9,7 +9,7 @@ import torch
 
 from exporter.errors import frames_behind
 from exporter.forward.failures import TorchExporterError, Untranslated, path_of, running_modules, stopped_operator
-from symbolics.errors import PythonopError
+from symbolics.errors import ExportError, PythonopError
 from symbolics.node.names import qualified_name
 from symbolics.node.opaque import MISSING
 from symbolics.text import causes
@@ -100,7 +100,12 @@ class Obstacle:
             return cls.at(error.module, model)
         root = chain[-1]
         frames = [frame for frame, _ in frames_behind(error)]
-        operator = "" if isinstance(root, PythonopError) and not isinstance(error, TorchExporterError) else stopped_operator(error, frames)
+        if isinstance(root, ExportError) and root.operators:  # what is too inexact, or no number, as ONNX would have it
+            operator = MISSING
+        elif isinstance(root, PythonopError) and not isinstance(error, TorchExporterError):
+            operator = ""
+        else:
+            operator = stopped_operator(error, frames)
         running = running_modules(frames)
         path = next((found for module in reversed(running) if (found := path_of(module, model)) is not None), "")
         return cls((operator,) if operator else (), _around(path, model))

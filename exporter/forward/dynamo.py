@@ -196,13 +196,15 @@ def anchor_translation(current: Hook, original: Any, *args: Any, **kwargs: Any) 
     """Calls whose results nobody reads stay: until finish() they give outputs of the graph.
 
     Raises:
-        Untranslated: Operators of torch have no translation.
+        Untranslated: Operators of torch have no translation, or make complex numbers that have none.
     """
     read_through_hooks(args[0])
     recorder = active_recorder()
     translating = recorder is not None and not recorder.capture.placed  # and no function that is to stand for a call of the finished model
     if translating and (nodes := private.untranslated_nodes(args[0], kwargs["registry"])):
         raise untranslated(nodes, dynamo=True, why="there is no translation of it")
+    if translating and (nodes := private.invented_complex_nodes(args[0])):
+        raise untranslated(nodes, dynamo=True, why="its translation takes complex numbers for real ones", has_one=True)
     if translating:
         recorder.capture.ones = private.sizes_taken_for_one(args[0])  # type: ignore[union-attr]
     program = original(*args, **kwargs)

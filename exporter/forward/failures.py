@@ -54,7 +54,9 @@ class Untranslated(TorchExporterError):
     """Operators of torch have no translation to ONNX, or one that fails."""
 
 
-def untranslated(nodes: Sequence[private.CapturedNode], dynamo: bool, why: str, others: Iterable[str] = ()) -> Untranslated:
+def untranslated(
+    nodes: Sequence[private.CapturedNode], dynamo: bool, why: str, others: Iterable[str] = (), has_one: bool = False
+) -> Untranslated:
     """The error about operators of torch without a translation.
 
     Args:
@@ -62,6 +64,7 @@ def untranslated(nodes: Sequence[private.CapturedNode], dynamo: bool, why: str, 
         dynamo: Which of torch's exporters it was.
         why: What it says of the first.
         others: The names of further ones, which it has not come to.
+        has_one: Whether there is a translation, of real numbers alone.
     """
     nodes = sorted(nodes, key=lambda node: not _place(node.lines))  # under no_grad() torch.export knows no line of the user's
     first, which = nodes[0], f"torch.onnx.export(dynamo={dynamo})"
@@ -79,18 +82,25 @@ def untranslated(nodes: Sequence[private.CapturedNode], dynamo: bool, why: str, 
         + _place(first.lines)
         + more
     )
-    if any(node.is_complex for node in nodes) or "complex" in why or not name.startswith(("aten::", "prims::")):
+    is_complex = any(node.is_complex for node in nodes) or "complex" in why
+    if is_complex:
+        real = "compute with real numbers (docs/operators/fft.md: Write a Fourier layer)"
+        give = real if has_one else f"{real}, or give a translation of it, {give}"
+    else:
+        give = f"give a translation of it, {give}"
+    if is_complex or not name.startswith(("aten::", "prims::")):
         kept = f"{_around(first)} one PythonOp, which runs its Python wherever the file runs;\n  "
         kept += "its tensors have to be real ones" if "opaque=[" in kept else "it has to take and give real tensors"
+        kept = f"{real}; or {kept}" if is_complex else kept
     else:
         kept = f'opaque=[{name!r}], or opaque="missing" for all such operators, keeps it as one PythonOp, which runs PyTorch wherever the file runs;\n'
-        kept += f"  or give a translation of it, {give}"
+        kept += f"  or {give}"
     newer = ""
     if since := _SINCE.search(why):  # a translation there is, of a newer opset: what comes first
         newer = f"export with opset_version={since[1]} or newer (--opset {since[1]}), which has it; or "
     error = Untranslated(f"{head}  way out: {newer}{kept}; or export with dynamo={not dynamo}; fallback=True takes the first that works")
     error.operators, error.module = operators, first.module
-    error.head, error.change = head, f"{newer}give a translation of it, {give}"
+    error.head, error.change = head, f"{newer}{give}"
     return error
 
 

@@ -64,6 +64,7 @@ from symbolics.quirks.pytorch.losses import LOSSES
 from symbolics.quirks.pytorch.mixed_norms import MIXED_NORMS
 from symbolics.quirks.pytorch.narrow_indices import widen_indices
 from symbolics.quirks.pytorch.narrow_types import narrow_types
+from symbolics.quirks.pytorch.nearest import NEAREST
 from symbolics.quirks.pytorch.nested_bodies import functions_of_one_version
 from symbolics.quirks.pytorch.normal_draws import NORMAL_DRAWS
 from symbolics.quirks.pytorch.norms_without_weights import BATCH_NORM
@@ -97,8 +98,10 @@ from symbolics.quirks.rewriting import Rewrite
 from symbolics.quirks.spelling import Form, forms, spelled
 from symbolics.quirks.torchlib.boolean_sums import sums_of_booleans
 from symbolics.quirks.torchlib.clamps import clamps_apart
+from symbolics.quirks.torchlib.error_functions import ERROR_FUNCTIONS
 from symbolics.quirks.torchlib.folded_draws import draws_stay
 from symbolics.quirks.torchlib.integer_products import INTEGER_PRODUCTS
+from symbolics.quirks.torchlib.log_determinants import LOG_DETERMINANTS
 from symbolics.quirks.torchlib.matrix_powers import MATRIX_POWERS
 from symbolics.quirks.torchlib.multinomial import MULTINOMIAL
 from symbolics.quirks.torchlib.projections import PROJECTIONS, steps_axis
@@ -149,7 +152,7 @@ TRACED: tuple[Callable[[torch.nn.Module], AbstractContextManager[None]], ...] = 
 #: In place of a call that a model makes while it is traced: takes the function, its arguments and its keyword arguments.
 REWRITES: dict[Any, Rewrite] = {
     **DATA_GETTER, **CONJUGATES, **COPIES, **MIXED_NORMS, **BATCH_NORM, **INSTANCE_NORM, **OWN_BACKWARD, **ANGLES, **ANTIALIAS, **ASSIGNMENTS, **BAGS, **BINARY_CROSS_ENTROPY, **BOUNDS,
-    **DISTANCES, **DROPOUTS, **ELLIPSES, **EMBEDDING_RENORMS, **EMPTY_PRODUCTS, **EMPTY_RESHAPES, **FACTORIES, **FAKE_QUANTIZATION, **GAPS, **GAUSSIAN_NLL, **LOGARITHM_BASES, **LOGARITHMS, **LOSSES, **MATRIX_POWERS, **MULTINOMIAL, **NORMAL_DRAWS, **OBSERVERS, **PADDING, **PLACES, **POOLS, **PROJECTIONS, **REPEATS, **ROUNDING, **REMAINDERS, **HALF_NUMBERS, **SCALARS, **HALF_RESULTS, **SCATTERS, **SIZES, **SOFTPLUS, **SPLITS, **STABLE_SORTS, **TRUTH, **UNSORTED, **VARIANCE,
+    **DISTANCES, **DROPOUTS, **ELLIPSES, **EMBEDDING_RENORMS, **EMPTY_PRODUCTS, **EMPTY_RESHAPES, **ERROR_FUNCTIONS, **FACTORIES, **FAKE_QUANTIZATION, **GAPS, **GAUSSIAN_NLL, **LOG_DETERMINANTS, **LOGARITHM_BASES, **LOGARITHMS, **LOSSES, **MATRIX_POWERS, **MULTINOMIAL, **NEAREST, **NORMAL_DRAWS, **OBSERVERS, **PADDING, **PLACES, **POOLS, **PROJECTIONS, **REPEATS, **ROUNDING, **REMAINDERS, **HALF_NUMBERS, **SCALARS, **HALF_RESULTS, **SCATTERS, **SIZES, **SOFTPLUS, **SPLITS, **STABLE_SORTS, **TRUTH, **UNSORTED, **VARIANCE,
 }  # fmt: skip
 
 REWRITES |= narrow_types(REWRITES)

@@ -28,6 +28,7 @@ __all__ = [
     "dynamo_exporter",
     "given_data",
     "in_body_of_a_loop",
+    "invented_complex_nodes",
     "name_axes",
     "node_in_hand",
     "quiet_exporter",
@@ -282,6 +283,36 @@ def untranslated_nodes(program: torch.export.ExportedProgram, registry: Any) -> 
         and node.target.namespace in ("aten", "prims")
         and not registry.is_registered(node.target)
     ]
+
+
+#: What makes complex numbers of real ones, and is translated to pairs of those.
+_PAIRS = {"complex", "polar", "view_as_complex", "_fft_r2c", "stft", "_to_copy", "to", "convert_element_type"}
+
+
+def invented_complex_nodes(program: torch.export.ExportedProgram) -> list[CapturedNode]:
+    """The nodes of a captured graph, and of the bodies in it, that give complex numbers and take none: torch.onnx translates these as if they were real.
+
+    What its promotion of types puts in front of another node, which knows no line, is told as that one.
+
+    Args:
+        program: What torch.onnx is about to translate.
+    """
+    graphs = [module.graph for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
+    found = []
+    for node in (node for graph in graphs for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)):
+        name = node.target._schema.name.partition("::")
+        if (
+            name[0] in ("aten", "prims")
+            and name[2] not in _PAIRS
+            and _gives_complex(node)
+            and not any(map(_gives_complex, node.all_input_nodes))
+        ):
+            found.append(_captured(node if node.meta.get("stack_trace") else next(iter(node.users), node)))
+    return found
+
+
+def _gives_complex(node: torch.fx.Node) -> bool:
+    return any(isinstance(each, torch.Tensor) and each.is_complex() for each in pytree.tree_leaves(node.meta.get("val")))
 
 
 class _Untold(threading.local):

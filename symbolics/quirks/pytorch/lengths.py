@@ -15,7 +15,7 @@ import torch
 from symbolics import torch_private as private
 from symbolics.quirks.quirk import Quirk
 
-__all__ = ["QUIRK", "lengths_of_class", "lengths_stay_open", "open_sizes"]
+__all__ = ["QUIRK", "is_open", "lengths_of_class", "lengths_stay_open", "number_of", "open_sizes"]
 
 QUIRK = Quirk(
     upstream="torch",
@@ -55,6 +55,17 @@ def lengths_stay_open(model: torch.nn.Module) -> AbstractContextManager[None]:
 def lengths_of_class(cls: type) -> AbstractContextManager[None]:
     """The same in the packages of a Function."""
     return private.standing_for_len(_length, _modules_of(cls.__mro__))
+
+
+def number_of(size: Any) -> int:
+    """A size in a trace of TorchScript, where each is a tensor, as the example's number."""
+    with private.paused_capture():
+        return int(size)
+
+
+def is_open(size: Any) -> bool:
+    """Whether a size is open, in either exporter's capture; in a trace of TorchScript also a fixed one of the same number as an open one."""
+    return number_of(size) in _open.get() if private.is_tracing() else not isinstance(size, int)
 
 
 @contextlib.contextmanager

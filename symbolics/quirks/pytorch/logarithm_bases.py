@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from symbolics.node.dtypes import HALVES
+from symbolics.quirks.pytorch.logarithms import log_add
 from symbolics.quirks.quirk import Quirk
 from symbolics.quirks.rewriting import Rewrite, in_place, instead, stopped
 
@@ -53,9 +54,8 @@ def _log10(x: torch.Tensor) -> torch.Tensor:
 
 
 def _log_add_exp2(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """log2(2^x + 2^y) by the greater of both, of which equals share the gradient: exactly x + 1 for these."""
-    apart = torch.where(x == other, torch.zeros_like(x), -(x - other).abs())  # equals may be infinite
-    return torch.maximum(x, other) + torch.log1p(torch.pow(2.0, apart)) / math.log(2)
+    """log2(2^x + 2^y), exactly x + 1 for equals."""
+    return log_add(x, other, 2.0)
 
 
 def _of(formula: Callable[[torch.Tensor], torch.Tensor], name: str) -> dict[Any, Rewrite]:

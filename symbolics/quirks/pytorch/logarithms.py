@@ -12,7 +12,7 @@ from symbolics.errors import ExportError
 from symbolics.quirks.quirk import Quirk
 from symbolics.quirks.rewriting import in_place, instead, stopped
 
-__all__ = ["LOGARITHMS", "QUIRK", "log1p"]
+__all__ = ["LOGARITHMS", "QUIRK", "log1p", "log_add"]
 
 QUIRK = Quirk(
     upstream="torch",
@@ -101,10 +101,17 @@ def _xlog1py(x: torch.Tensor | float, y: torch.Tensor | float) -> torch.Tensor:
     return _product(x, y, -1.0, log1p)
 
 
-def _log_add_exp(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """log(e^x + e^y) by the greater of both, of which equals share the gradient."""
-    apart = torch.where(x == other, torch.zeros_like(x), -(x - other).abs())  # equals may be infinite
-    return torch.maximum(x, other) + torch.log1p(torch.exp(apart))
+def log_add(x: torch.Tensor, other: torch.Tensor, base: float = math.e) -> torch.Tensor:
+    """log(b^x + b^y) to the base b, the greater of both divided out: a number to its slopes, which are smooth of any order, also between equals.
+
+    A greatest element that is infinite is the sum; equals share its gradient.
+    """
+    greater = torch.maximum(x, other)
+    infinite = greater.abs() == math.inf
+    most, x, other = (torch.where(infinite, torch.zeros_like(greater), each) for each in (stopped(greater), x, other))
+    powers = [torch.exp(each - most) if base == math.e else torch.pow(base, each - most) for each in (x, other)]
+    logarithm = torch.log(powers[0] + powers[1])
+    return torch.where(infinite, greater, most + (logarithm if base == math.e else logarithm / math.log(base)))
 
 
 def _erfcx(x: torch.Tensor) -> torch.Tensor:
@@ -149,7 +156,7 @@ def _log_cum_sum_exp(x: torch.Tensor, dim: int) -> torch.Tensor:
         rows = torch.where(places <= places.unsqueeze(-1), last.unsqueeze(-2), torch.full((), -math.inf, dtype=x.dtype, device=x.device))
         return torch.logsumexp(rows, -1).movedim(-1, dim)
     while reach < length:
-        x = torch.cat([x.narrow(dim, 0, reach), _log_add_exp(x.narrow(dim, reach, length - reach), x.narrow(dim, 0, length - reach))], dim)
+        x = torch.cat([x.narrow(dim, 0, reach), log_add(x.narrow(dim, reach, length - reach), x.narrow(dim, 0, length - reach))], dim)
         reach *= 2
     return x
 
@@ -173,7 +180,7 @@ LOGARITHMS = {
     torch.Tensor.log1p_: in_place(instead(log1p), torch.log1p),
     torch.Tensor.expm1_: in_place(instead(_expm1), torch.expm1),
     **dict.fromkeys((torch.special.xlog1py,), instead(_xlog1py)),
-    **dict.fromkeys((torch.logaddexp, torch.Tensor.logaddexp), instead(_log_add_exp)),
+    **dict.fromkeys((torch.logaddexp, torch.Tensor.logaddexp), instead(log_add)),
     **dict.fromkeys((torch.xlogy, torch.Tensor.xlogy, torch.special.xlogy), instead(_xlogy)),
     torch.Tensor.xlogy_: in_place(instead(_xlogy), torch.xlogy),
     torch.special.entr: instead(_entr),

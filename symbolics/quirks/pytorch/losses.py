@@ -20,7 +20,8 @@ QUIRK = Quirk(
     upstream="torch and onnxscript's torchlib",
     seen="2.13, 0.7.2",
     wrong="TorchScript has no label_smoothing, no probabilities as targets of cross_entropy, and none of huber_loss, l1_loss, smooth_l1_loss, "
-    "margin, poisson and triplet losses; multi_margin_loss without a batch has another shape under dynamo, multilabel_margin_loss another value; soft_margin_loss has no digits of a small loss",
+    "margin, poisson and triplet losses; multi_margin_loss without a batch has another shape under dynamo, multilabel_margin_loss another value; soft_margin_loss has no digits of a small loss; "
+    "the second derivative of huber_loss and smooth_l1_loss at 0 is 0",
 )
 
 _NONE, _MEAN, _SUM = 0, 1, 2  # what the functions of C++ take for reduction=; without it they take the first, whatever their schema says
@@ -40,8 +41,10 @@ def _l1(x: Tensor, target: Tensor, reduction: int = _NONE) -> Tensor:
 
 
 def _huber(x: Tensor, target: Tensor, reduction: int = _NONE, delta: float = 1.0) -> Tensor:
-    z = (x - target).abs()
-    return _reduced(torch.where(z < delta, 0.5 * z * z, delta * (z - 0.5 * delta)), reduction)
+    """A square of the difference itself: that of its absolute value has no second derivative at 0."""
+    z = x - target
+    size = z.abs()
+    return _reduced(torch.where(size < delta, 0.5 * z * z, delta * (size - 0.5 * delta)), reduction)
 
 
 def _smooth_l1(x: Tensor, target: Tensor, reduction: int = _NONE, beta: float = 1.0) -> Tensor:
@@ -134,10 +137,12 @@ def _cross_entropy(
 
 
 _TRACED: dict[str, Callable[..., Any]] = {
-    "l1_loss": _l1, "huber_loss": _huber, "smooth_l1_loss": _smooth_l1, "cross_entropy_loss": _cross_entropy,
+    "l1_loss": _l1, "cross_entropy_loss": _cross_entropy,
 }  # fmt: skip
 LOSSES: dict[Any, Rewrite] = {
     **{private.inner_function(name): instead_in_torchscript(formula) for name, formula in _TRACED.items()},
+    private.inner_function("huber_loss"): instead(_huber),
+    private.inner_function("smooth_l1_loss"): instead(_smooth_l1),
     private.inner_function("soft_margin_loss"): instead(_soft_margin),
     private.inner_function("multi_margin_loss"): instead(_multi_margin),
     private.inner_function("multilabel_margin_loss"): instead(_multilabel_margin),

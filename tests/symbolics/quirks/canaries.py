@@ -487,3 +487,13 @@ def nested_bodies():
 def observers():
     state = [torch.ones(1), torch.ones(1), torch.zeros(1), torch.ones(1), torch.ones(1), torch.zeros(1, dtype=torch.int32)]
     return fails(lambda x: torch.fused_moving_avg_obs_fake_quant(x, *state, 0.01, 0, 255, -1), torch.ones(3))
+
+
+def log_determinants():
+    x = np.float32(0.1) * np.eye(60, dtype=np.float32)
+    return ReferenceEvaluator(ir.to_proto(translated(torch.logdet, torch.from_numpy(x)))).run(None, {"args_0": x})[0] == -np.inf
+
+
+def error_functions():
+    x = torch.tensor([5.0])
+    return ReferenceEvaluator(ir.to_proto(translated(torch.erfc, x))).run(None, {"args_0": x.numpy()})[0] == 0

@@ -110,3 +110,13 @@ def antialias():
     return torchscript_differs(resized, x) and differs(
         (session.run(None, {session.get_inputs()[0].name: x.numpy()})[0], resized(x).numpy())
     )
+
+
+def nearest():
+    def resized(x):
+        return torch.nn.functional.interpolate(x, scale_factor=1.7, mode="nearest-exact")
+
+    x = torch.arange(6.0).reshape(1, 1, 6)
+    program = torch.onnx.export(Calls(resized), (x,), dynamo=True, dynamic_shapes=(({2: torch.export.Dim.DYNAMIC},),), verbose=False)
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
+    return differs((session.run(None, {session.get_inputs()[0].name: x.numpy()})[0], resized(x).numpy()))

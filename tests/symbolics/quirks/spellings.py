@@ -55,6 +55,11 @@ _SAMPLES: dict[str, list[tuple[Any, ...]]] = {  # those that the database does n
     "rand": [((3, 2),), ((),)],
     "randn": [((3, 2),), ((),)],
     "randperm": [(3,)],
+    **{
+        f"{name}{n}d": [(torch.arange(float(4**n)).reshape(1, 1, *[4] * n), None, [1.7] * n)]
+        for name in ("_upsample_nearest_exact", "upsample_nearest")
+        for n in (1, 2, 3)
+    },
     "unfold": [(_x, 1, 2, 1), (_x, -2, 2, 1)],
     "where": [(_x > 0, _x > 1, _x > -1), (_x > 0, _x, _x.flip(0)), (_x > 0, _x, 0.5), (_x, _x > 0, _x.flip(0))],
     "tensor": [([1, 2.5],), (((1, 2), (3, 4)),), (2,)],
