@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,15 +14,19 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops.op_conv import Conv as OnnxConv
 from onnx.reference.ops.op_conv_transpose import ConvTranspose as OnnxConvTranspose
+from onnx.reference.ops.op_grid_sample import GridSample as OnnxGridSample
+from onnx.reference.ops.op_gru import GRU as OnnxGRU
 from onnx.reference.ops.op_layer_normalization import LayerNormalization as OnnxLayerNormalization
 from onnx.reference.ops.op_loop import Loop as OnnxLoop
+from onnx.reference.ops.op_lstm import LSTM as OnnxLSTM
+from onnx.reference.ops.op_rnn import CommonRNN as OnnxRNN
 from onnx.reference.ops.op_scan import Scan as OnnxScan
 
 from symbolics.errors import RunError
 from symbolics.graph.values import describe
 from symbolics.text import causes, clean
 
-__all__ = ["MENDED", "GatherElements", "MendedEvaluator", "Pad", "refusal"]
+__all__ = ["MENDED", "GatherElements", "MendedEvaluator", "Pad", "functions_in_order", "refusal"]
 
 
 class GatherElements(OpRun):
@@ -259,6 +263,89 @@ class LayerNormalization(OnnxLayerNormalization):
         return y.astype(kind), *statistics
 
 
+class GridSample(OnnxGridSample):
+    """onnx's own has places in float32, and not the names that modes had before opset 20."""
+
+    op_domain = ""
+
+    def _run(self, X: Any, grid: Any, mode: Any = None, padding_mode: Any = None, align_corners: Any = None) -> Any:
+        onnx_own: Any = super()
+        mode = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
+        return onnx_own._run(X, grid, mode=mode, padding_mode=padding_mode, align_corners=align_corners)
+
+    def _gs_denormalize_coordinates(self, n: Any, dims: Any, align_corners: Any) -> np.ndarray:
+        own = self._gs_denormalize
+        return np.array([own(n=each, length=size, align_corners=align_corners) for each, size in zip(n, dims, strict=False)])
+
+
+def _by_row(
+    run: Callable[..., tuple[np.ndarray, ...]], x: np.ndarray, lengths: np.ndarray, given: Sequence[Any], layout: int
+) -> tuple[np.ndarray, ...]:
+    """What a recurrence gives of each sequence alone, as long as it is; zeros behind its end, and of one without elements.
+
+    Args:
+        run: The recurrence of a sequence, and of what it is given by sequence.
+        x: The sequences: (time, sequences, features), or in layout 1 (sequences, time, features).
+        lengths: How long each is.
+        given: The states before, by sequence, or None.
+        layout: Where the axis of the sequences is.
+    """
+    batch, time = (0, 1) if layout else (1, 0)
+
+    def of(value: np.ndarray | None, row: int) -> np.ndarray | None:
+        return None if value is None else value.take([row], batch)
+
+    whole, rows = run(x, *given), list[list[np.ndarray]]()
+    for row, length in enumerate(lengths.tolist()):
+        blank = [np.zeros_like(each.take([row], (0 if layout else 2) if k == 0 else batch)) for k, each in enumerate(whole)]
+        if length:
+            every, *last = run(of(x, row).take(range(length), time), *(of(value, row) for value in given))  # type: ignore[union-attr]
+            blank[0][(slice(None),) * time + (slice(length),)] = every
+            blank[1:] = last
+        rows.append(blank)
+    return tuple(np.concatenate(parts, (0 if layout else 2) if k == 0 else batch) for k, parts in enumerate(zip(*rows, strict=True)))
+
+
+class _Recurrence(OpRun):
+    """onnx's own reads no lengths of sequences, and none of the settings ``clip``, ``input_forget`` and, but for RNN, ``activations``."""
+
+    op_domain = ""
+    #: The activations that it computes with, whatever the node says; empty where it does as the node says.
+    usual: tuple[str, ...] = ()
+
+    def _run(self, X: Any, W: Any, R: Any, B: Any = None, sequence_lens: Any = None, *states: Any, **how: Any) -> Any:
+        names = tuple(name.decode() if isinstance(name, bytes) else name for name in how.get("activations") or ())
+        ignored = [name for name in ("clip", "input_forget") if how.get(name)]
+        ignored += ["activations"] if self.usual and names and names != self.usual * (len(names) // len(self.usual)) else []
+        if ignored:
+            raise NotImplementedError(f"it ignores {' and '.join(ignored)}")
+        own: Any = super()
+        peepholes = states[2:]
+
+        def run(x: Any, *before: Any) -> tuple[np.ndarray, ...]:
+            return own._run(x, W, R, B, None, *before, *peepholes, **how)
+
+        if sequence_lens is None:
+            return run(X, *states[:2])
+        return _by_row(run, X, sequence_lens, states[:2], how.get("layout") or 0)
+
+
+class LSTM(_Recurrence, OnnxLSTM):
+    """See `_Recurrence`."""
+
+    usual = ("Sigmoid", "Tanh", "Tanh")
+
+
+class GRU(_Recurrence, OnnxGRU):
+    """See `_Recurrence`."""
+
+    usual = ("Sigmoid", "Tanh")
+
+
+class RNN(_Recurrence, OnnxRNN):
+    """See `_Recurrence`."""
+
+
 class MeanVarianceNormalization(OpRun):
     """onnx's own has constants in float32, and takes no float64."""
 
@@ -277,16 +364,54 @@ MENDED: tuple[type[OpRun], ...] = (
     Erf,
     GatherElements,
     GlobalLpPool,
+    GRU,
+    GridSample,
     LayerNormalization,
     Loop,
     LRN,
     LpPool,
+    LSTM,
     MeanVarianceNormalization,
     Optional,
     Pad,
+    RNN,
     Scan,
     SequenceMap,
 )
+
+
+def functions_in_order(proto: Any) -> Any:
+    """A model whose functions stand behind those that they call: onnx's evaluator knows no others. Anything else as it is."""
+    if not isinstance(proto, onnx.ModelProto) or len(proto.functions) < 2:
+        return proto
+    known = {(function.domain, function.name): function for function in proto.functions}
+    ordered: dict[tuple[str, str], onnx.FunctionProto] = {}
+    waiting = [(key, False) for key in reversed(known)]
+    seen = set[tuple[str, str]]()
+    while waiting:
+        key, done = waiting.pop()
+        if done:
+            ordered[key] = known[key]
+        elif key not in seen:
+            seen.add(key)
+            waiting.append((key, True))
+            waiting += [(called, False) for called in _called_by(known[key].node) if called in known]
+    if list(ordered) == list(known):
+        return proto
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    del copy.functions[:]
+    copy.functions.extend(ordered.values())
+    return copy
+
+
+def _called_by(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, str]]:
+    """The operators of nodes, and of the bodies in them."""
+    for node in nodes:
+        yield node.domain, node.op_type
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs):
+                yield from _called_by(body.node)
 
 
 class MendedEvaluator(ReferenceEvaluator):
@@ -294,7 +419,7 @@ class MendedEvaluator(ReferenceEvaluator):
 
     def __init__(self, proto: Any, *args: Any, new_ops: Sequence[type[OpRun]] | None = None, **kwargs: Any) -> None:
         kwargs["new_ops"] = [*(new_ops or ()), *MENDED]
-        super().__init__(proto, *args, **kwargs)
+        super().__init__(functions_in_order(proto), *args, **kwargs)
 
 
 def refusal(error: Exception) -> RunError:

@@ -19,7 +19,7 @@ from exporter.files.trust import Gate
 from exporter.runtime.backward import PythonOpBackward as AgainKernel
 from exporter.runtime.changed import changed_functions, say_changed
 from exporter.runtime.kernels import PythonOp as ForwardKernel, PythonOpGrad as BackwardKernel
-from exporter.runtime.mended_operators import MENDED, refusal
+from exporter.runtime.mended_operators import MENDED, functions_in_order, refusal
 from exporter.runtime.prepare import drop_unread_contexts
 from exporter.runtime.store import ContextStore
 from exporter.runtime.tangent import PythonOpTangent as TangentKernel
@@ -166,7 +166,7 @@ def reference_evaluator(
         # onnx makes evaluators for functions and bodies by this class: they need the operators as well.
         def __init__(self, proto: Any, *args: Any, new_ops: Sequence[type[OpRun]] | None = None, **kwargs: Any) -> None:
             kwargs["new_ops"] = [*(new_ops or ()), *ours]
-            super().__init__(proto, *args, **kwargs)
+            super().__init__(functions_in_order(proto), *args, **kwargs)
             self.store = contexts
 
         @short

@@ -148,8 +148,10 @@ def _entr(x: torch.Tensor) -> torch.Tensor:
 
 def _log_cum_sum_exp(x: torch.Tensor, dim: int) -> torch.Tensor:
     """Of 1, 2, 4, ... elements up to each, so that no element is lost beside one that is much greater. Where the size may be open, of a row for each."""
-    if not x.is_floating_point() or x.dim() == 0:
+    if not x.is_floating_point() or dim not in range(-max(x.dim(), 1), max(x.dim(), 1)):
         return NotImplemented
+    if x.dim() == 0:
+        return x.clone()
     length, reach = x.shape[dim], 1
     if private.is_tracing() or not isinstance(length, int):  # a trace would keep the number of steps of the example
         last, places = x.movedim(dim, -1), torch.arange(length, device=x.device)

@@ -6,6 +6,7 @@ import warnings
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime
 import pytest
 import torch
@@ -229,3 +230,66 @@ def test_the_node_in_a_function_comes_first():
     inner = r"the model at OneHot \(node '' that makes 'h'\), in my::Hot \(node '' that makes 'y'\), in my::Outer \(.*\) \(TypeError: (?!Issues)"
     with pytest.raises(RunError, match=inner):
         exporter.check_gradients(model, order=1)
+
+
+def _recurrence(kind, direction, **settings):
+    """A recurrence of three sequences, whose last output is a state."""
+    gates, both = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind], 2 if direction == "bidirectional" else 1
+    drawn = np.random.default_rng(0)
+    shapes = {
+        "W": (both, gates * 5, 4),
+        "R": (both, gates * 5, 5),
+        "B": (both, 2 * gates * 5),
+        "h": (both, 3, 5),
+        "c": (both, 3, 5),
+        "P": (both, 15),
+    }
+    weights = {name: drawn.standard_normal(shape).astype(np.float32) / 2 for name, shape in shapes.items()}
+    taken = ["W", "R", "B", "lens", "h", *(["c", "P"] if kind == "LSTM" else [])]
+    node = onnx.helper.make_node(kind, ["x", *taken], ["y", "last"], hidden_size=5, direction=direction, **settings)
+    graph = onnx.helper.make_graph(
+        [node],
+        "g",
+        [onnx.helper.make_tensor_value_info("x", 1, [6, 3, 4]), onnx.helper.make_tensor_value_info("lens", 6, [3])],
+        [onnx.helper.make_tensor_value_info("y", 1, None), onnx.helper.make_tensor_value_info("last", 1, None)],
+        [onnx.numpy_helper.from_array(weights[name], name) for name in taken if name != "lens"],
+    )
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 14)], ir_version=8)
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("lengths", [[6, 2, 4], [0, 3, 6]])
+def test_sequences_are_as_long_as_they_say(kind, direction, lengths):
+    settings = {"activations": ["Tanh", "Tanh"]} if (kind, direction) == ("RNN", "bidirectional") else {}
+    model, x = _recurrence(kind, direction, **settings), np.random.default_rng(1).standard_normal((6, 3, 4)).astype(np.float32)
+    feeds = {"x": x, "lens": np.array(lengths, np.int32)}
+    wanted = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
+    for one, other in zip(wanted, MendedEvaluator(model).run(None, feeds), strict=True):
+        np.testing.assert_allclose(other, one, atol=1e-5)
+    if direction == "forward" and min(lengths):  # onnxruntime gives zeros for a state of nothing
+        assert exporter.check_gradients(model, order=1, inputs={"lens": feeds["lens"]}) < 1e-5
+
+
+@pytest.mark.parametrize(("kind", "settings"), [("LSTM", {"activations": ["Sigmoid", "Relu", "Tanh"]}), ("GRU", {"clip": 0.5})])
+def test_what_onnxs_evaluator_ignores_is_said(kind, settings):
+    with pytest.raises(RunError, match=f"cannot run the model at {kind} .*it ignores {next(iter(settings))}"):
+        exporter.check_gradients(_recurrence(kind, "forward", **settings), order=1, inputs={"lens": np.array([6, 6, 6], np.int32)})
+
+
+@pytest.mark.parametrize(("opset", "mode"), [(16, "bilinear"), (20, "linear"), (22, "cubic")])
+def test_places_of_a_grid_are_in_double(opset, mode):
+    text = f"""<ir_version: 8, opset_import: ["": {opset}]> g (float[2,3,8,8] x, float[2,3,3,2] grid) => (float[2,3,3,3] y)
+        {{ y = GridSample <mode = "{mode}", padding_mode = "border"> (x, grid) }}"""
+    assert exporter.check_gradients(onnx.parser.parse_model(text), order=1) < 1e-4
+
+
+def test_functions_may_stand_in_any_order():
+    text = """<ir_version: 10, opset_import: ["": 20, "my": 1]> g (float[3] x) => (float[3] y) { y = my.A(x) }
+    <domain: "my", opset_import: ["": 20, "my": 1]> A (x) => (y) { h = my.B(x) y = my.C(h) }
+    <domain: "my", opset_import: ["": 20]> B (x) => (y) { y = Tanh(x) }
+    <domain: "my", opset_import: ["": 20, "my": 1]> C (x) => (y) { h = my.B(x) y = Exp(h) }"""
+    assert exporter.check_gradients(onnx.parser.parse_model(text), order=1) < 1e-6
+    model = onnx.parser.parse_model(text)
+    x = np.float32([0.1, 0.2, 0.3])
+    np.testing.assert_allclose(exporter.reference_evaluator(model).run(None, {"x": x})[0], np.exp(np.tanh(np.tanh(x))), rtol=1e-6)
