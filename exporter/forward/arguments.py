@@ -291,7 +291,16 @@ def _of_wrapped(model: torch.nn.Module, inner: torch.nn.Module, args: tuple[Any,
     found = check_shapes(inner, args, kwargs, shapes)
     names = list(signature_of(inner).bind(*args, **kwargs).arguments)
     found = dict(found) if isinstance(found, Mapping) else dict(zip(names, found, strict=False))
-    result: dict[str, Any] = {many: tuple(found.get(name) for name in names[: len(args)])} if args else {}
+    places: list[Any] = []  # an entry for each positional argument
+    for one in parameters.values():
+        spec = found.get(one.name)
+        if one.kind is inspect.Parameter.VAR_POSITIONAL:
+            places += spec or [None] * (len(args) - len(places))
+        elif one.kind is inspect.Parameter.VAR_KEYWORD:
+            found |= spec or {}
+        elif one.kind is not inspect.Parameter.KEYWORD_ONLY and len(places) < len(args):
+            places.append(spec)
+    result: dict[str, Any] = {many: tuple(places)} if args else {}
     return result | ({named: {name: found.get(name) for name in kwargs}} if kwargs else {})
 
 

@@ -114,7 +114,7 @@ def compare(rounded: ir.Model, integers: ir.Model, scales: Mapping[str, float], 
     level = onnxruntime.GraphOptimizationLevel
     one = _session(rounded, [name for name in names if name not in outputs], level.ORT_DISABLE_ALL)
     two = _session(integers, [name for name in names.values() if name not in outputs], level.ORT_ENABLE_ALL)
-    alone_in = _session(integers, [], level.ORT_ENABLE_ALL)
+    as_opened = _session(integers, [], level.ORT_ENABLE_ALL)
     given = [name for name in names if name not in outputs]
     behind = _session(_from_levels(rounded, given), [], level.ORT_DISABLE_ALL)
     tails = {name: _Apart() for name in outputs if name not in names}
@@ -126,7 +126,7 @@ def compare(rounded: ir.Model, integers: ir.Model, scales: Mapping[str, float], 
     shapes: dict[str, dict[str, None]] = {str(value.name): {} for value in one.get_inputs()}
     for feeds in inputs:
         wanted = _run(one, feeds)
-        values, opened = _run(two, feeds), _run(alone_in, feeds)
+        values, opened = _run(two, feeds), _run(as_opened, feeds)
         arrays = {name: np.asarray(feeds[name]) for name in shapes if name in feeds}
         different.add(_digest(arrays))
         for name, array in arrays.items():

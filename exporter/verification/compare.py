@@ -204,7 +204,7 @@ def _row(
         )
     rest = None if better is None else _rest(wanted)
     judged = _judged(about, wanted, got, better, noise, precision, half)
-    if better is None or rest is None or not _stands_alone(wanted[rest], better[rest], largest(wanted), precision):
+    if better is None or rest is None or not _stands_alone(wanted[rest], better[rest], largest(wanted)):
         return judged
     apart = _judged(about, wanted[rest], got[rest], better[rest], 0.0, precision, half)
     return max(judged, apart, key=lambda row: row.badness)
@@ -212,18 +212,20 @@ def _row(
 
 def _rest(wanted: torch.Tensor) -> torch.Tensor | None:
     """Where the elements are that others exceed by far, as a mask; None where none do."""
+    if largest(wanted) < _FAR:
+        return None
     sizes = wanted.detach().double().nan_to_num(0.0, 0.0, 0.0).abs()
-    values = sizes[sizes > 0].sort().values
+    values = sizes[sizes > torch.finfo(wanted.dtype).tiny].sort().values
     gaps = values[1:] / values[:-1]
-    if not gaps.numel() or float(gaps.max()) < _FAR or float(values[-1]) < _FAR:
+    if not gaps.numel() or float(gaps.max()) < _FAR:
         return None
     return sizes <= values[int(gaps.argmax())]
 
 
-def _stands_alone(wanted: torch.Tensor, better: torch.Tensor, beside: float, precision: torch.dtype | None) -> bool:
+def _stands_alone(wanted: torch.Tensor, better: torch.Tensor, beside: float) -> bool:
     """Whether eager's numbers are exact by their own size, so that they are no small sums of the larger ones ``beside``."""
     scale = largest(wanted)
-    if not scale or difference(wanted, better) > tolerance_of(_name(wanted.dtype), precision) * scale:
+    if not scale or difference(wanted, better) > tolerance_of(_name(wanted.dtype)) * scale:
         return False
     return wanted.numel() >= _ENOUGH or beside >= _FARTHEST * scale
 
@@ -240,7 +242,7 @@ def _judged(
     """The row of two tensors of one shape and float type, measured by the largest value."""
     # A gradient that is 0 but for rounding (a bias in front of a norm) is measured by the largest one of the model, an output that is by the
     # largest output, a buffer that is (a running mean behind a norm) by the largest one of its module.
-    if better is not None and 0.01 * noise > _FAR * largest(wanted) and _stands_alone(wanted, better, 0.01 * noise, precision):
+    if better is not None and 0.01 * noise > _FAR * largest(wanted) and _stands_alone(wanted, better, 0.01 * noise):
         noise = 0.0
     scale = max(largest(wanted), 0.01 * noise) or 1.0
     floor = tolerance_of(about[3], precision)

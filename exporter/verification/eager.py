@@ -221,7 +221,8 @@ def _moves(output: torch.Tensor) -> float:
     """By how much an output moves at least that depends on random numbers; a sum of several threads moves by less."""
     if not output.is_floating_point():
         return 0.0
-    return min(ROUGH, tolerance_of(str(output.dtype).removeprefix("torch."))) * (largest(output) or 1.0)
+    share = min(ROUGH, tolerance_of(str(output.dtype).removeprefix("torch.")))
+    return max(share, 2 * torch.finfo(output.dtype).eps) * (largest(output) or 1.0)
 
 
 def with_the_files_masks(case: Case, eager: EagerStep, file: ir.Model) -> tuple[EagerStep, Masks]:

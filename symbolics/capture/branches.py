@@ -111,7 +111,7 @@ def notice_parts(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], resul
         _tell(
             "split()",
             f"takes a tensor apart along an open axis: the file has {len(result)} parts at every size, as the example: write it with operations on the whole "
-            "axis (reshape, unfold, cumsum), take chunk(), or give the axis a fixed size.",
+            "axis (reshape, unfold, cumsum), or give the axis a fixed size.",
         )
 
 

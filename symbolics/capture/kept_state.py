@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from symbolics.capture.absences import Absences
-from symbolics.capture.switches import UNDECIDED, alive, decided, ends, is_plain, is_set_again, parts
+from symbolics.capture.switches import UNDECIDED, alive, augmented, decided, ends, is_plain, is_set_again, parts
 from symbolics.node.classes import attributes_of, is_class, look, own_name
 from symbolics.node.fingerprints import is_changing, methods_of, source_of
 from symbolics.node.operators import Operator
@@ -255,6 +255,8 @@ class _Body:
         """The value of a name that nothing sets again; `UNDECIDED` elsewhere."""
         found = self._resolve(expression)
         for _ in range(_DEEP):
+            if isinstance(expression, ast.Name) and augmented(ast.walk(self.node), expression.id):
+                return UNDECIDED
             expression = self.aliases.get(expression.id, expression) if isinstance(expression, ast.Name) else expression
         if found is None or not is_plain(found.value) or not isinstance(expression, (ast.Name, ast.Attribute)):
             return UNDECIDED
@@ -444,14 +446,9 @@ def _aliases(node: ast.AST) -> dict[str, ast.expr]:
         target.id: value
         for target, value in pairs
         if isinstance(target, ast.Name)
-        and times[target.id] - _augmented(every, target.id) == 1
+        and times[target.id] - augmented(every, target.id) == 1
         and isinstance(value, (ast.Name, ast.Attribute, ast.Subscript, ast.Call))
     }
-
-
-def _augmented(every: Iterable[ast.AST], name: str) -> int:
-    """How often a variable is changed by ``+=`` and the like, which leaves a container what it is."""
-    return sum(isinstance(each, ast.AugAssign) and isinstance(each.target, ast.Name) and each.target.id == name for each in every)
 
 
 def _plain(method: Any) -> types.FunctionType | None:

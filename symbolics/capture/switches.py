@@ -14,7 +14,7 @@ from typing import Any
 
 from symbolics.node.classes import is_class, own_name
 
-__all__ = ["UNDECIDED", "alive", "decided", "ends", "is_plain", "is_set_again", "parts"]
+__all__ = ["UNDECIDED", "alive", "augmented", "decided", "ends", "is_plain", "is_set_again", "parts"]
 
 #: What nothing is known of.
 UNDECIDED: Any = object()
@@ -55,7 +55,7 @@ def decided(test: ast.expr, value_of: Callable[[ast.expr], Any]) -> Any:
         return test.value
     if isinstance(test, (ast.Name, ast.Attribute)):
         return value_of(test)
-    if isinstance(test, (ast.Tuple, ast.List, ast.Set)):
+    if isinstance(test, ast.Tuple):
         values = [decided(each, value_of) for each in test.elts]
         return UNDECIDED if any(value is UNDECIDED for value in values) else tuple(values)
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
@@ -64,13 +64,15 @@ def decided(test: ast.expr, value_of: Callable[[ast.expr], Any]) -> Any:
     if isinstance(test, ast.BoolOp):
         stops, found = isinstance(test.op, ast.Or), [decided(each, value_of) for each in test.values]
         for value in found:
-            if (
-                value is not UNDECIDED and bool(value) is stops
-            ):  # also behind one that is not known: what it is then, is one of two of a kind
+            # `x or True` is true whatever x is, of which only that is known.
+            if value is not UNDECIDED and bool(value) is stops:
                 return value if value is found[0] else stops
         return UNDECIDED if any(value is UNDECIDED for value in found) else found[-1]
     if isinstance(test, ast.Compare):
-        values = [decided(each, value_of) for each in (test.left, *test.comparators)]
+        values = [
+            decided(test.left, value_of),
+            *(_compared(each, op, value_of) for each, op in zip(test.comparators, test.ops, strict=True)),
+        ]
         if any(value is UNDECIDED for value in values) or not all(type(each) in _OPERATORS for each in test.ops):
             return UNDECIDED
         try:
@@ -78,6 +80,13 @@ def decided(test: ast.expr, value_of: Callable[[ast.expr], Any]) -> Any:
         except TypeError:
             return UNDECIDED
     return UNDECIDED
+
+
+def _compared(expression: ast.expr, op: ast.cmpop, value_of: Callable[[ast.expr], Any]) -> Any:
+    """What stands to the right of an operator: a list is what `in` looks into, and equals no tuple."""
+    if isinstance(expression, (ast.List, ast.Set)) and isinstance(op, (ast.In, ast.NotIn)):
+        expression = ast.Tuple(expression.elts, ast.Load())
+    return decided(expression, value_of)
 
 
 def alive(expression: ast.AST, value_of: Callable[[ast.expr], Any]) -> Iterator[ast.AST]:
@@ -101,6 +110,11 @@ def alive(expression: ast.AST, value_of: Callable[[ast.expr], Any]) -> Iterator[
                     break
         else:
             waiting += ast.iter_child_nodes(node)
+
+
+def augmented(every: Iterable[ast.AST], name: str) -> int:
+    """How often a variable is changed by ``+=`` and the like, which leaves a container what it is, and a number not."""
+    return sum(isinstance(each, ast.AugAssign) and isinstance(each.target, ast.Name) and each.target.id == name for each in every)
 
 
 def ends(statements: Iterable[ast.stmt]) -> bool:

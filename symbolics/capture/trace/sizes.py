@@ -34,7 +34,7 @@ _NUMBERS = {
     "numpy": ".numpy()",
 }
 _INTEGERS = _NUMBERS.keys() - {"__float__", "__array__", "numpy"}
-_POOLS = {f"{kind}_pool{n}d" for kind in ("avg", "max", "lp") for n in (1, 2, 3)}
+_POOLS = {f"{kind}_pool{n}d" for kind in ("avg", "max", "lp", "adaptive_avg", "adaptive_max") for n in (1, 2, 3)}
 _CHUNK = ".chunk()"
 _PARTS = {"chunk": _CHUNK, "split": ".split()", "split_with_sizes": ".split_with_sizes()", "unbind": ".unbind(), or a loop over a tensor,"}
 
@@ -108,7 +108,14 @@ class Sizes:
         if self.dynamic and name in _POOLS and private.is_tracing():
             for size in pytree.tree_leaves((args[1:], kwargs)):
                 if isinstance(size, torch.Tensor) and is_traced_size(size):
-                    self.numbers.append(Number(size, f"the window of {name}()", place(), example=frozenset(private.sizes_behind(size))))
+                    self.numbers.append(
+                        Number(
+                            size,
+                            f"the {'size' if name.startswith('adaptive') else 'window'} of {name}()",
+                            place(),
+                            example=frozenset(private.sizes_behind(size)),
+                        )
+                    )
         if self.dynamic and name == "lstm" and private.is_tracing() and (steps := steps_axis(*args, **kwargs)) is not None:
             with private.unheard():
                 size = torch.as_tensor(args[0].shape[steps])

@@ -12,7 +12,7 @@ from symbolics.errors import ExportError
 from symbolics.quirks.quirk import Quirk
 from symbolics.quirks.rewriting import in_place, instead, stopped
 
-__all__ = ["LOGARITHMS", "QUIRK", "log1p", "log_add"]
+__all__ = ["LOGARITHMS", "QUIRK", "erfc_exponent", "log1p", "log_add"]
 
 QUIRK = Quirk(
     upstream="torch",
@@ -68,7 +68,8 @@ def _product(x: torch.Tensor | float, y: torch.Tensor | float, least: float, log
 _EXPONENT = (-1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806, 0.27886807, -1.13520398, 1.48851587, -0.82215223, 0.17087277)
 
 
-def _exponent(t: torch.Tensor) -> torch.Tensor:
+def erfc_exponent(t: torch.Tensor) -> torch.Tensor:
+    """log(erfc(x) / t) + x^2 for t = 2 / (2 + x) and x from 0 on."""
     exponent = torch.zeros_like(t)
     for factor in reversed(_EXPONENT):
         exponent = exponent * t + factor
@@ -91,7 +92,7 @@ def _log_ndtr(x: torch.Tensor) -> torch.Tensor:
     z = x * -math.sqrt(0.5)
     size = torch.where(z > 0, z, -z)  # its slope at 0 is not 0
     t = 1 / (1 + size / 2)
-    tail = torch.log(t) + _exponent(t) - size * size - math.log(2)  # log(erfc(|z|) / 2)
+    tail = torch.log(t) + erfc_exponent(t) - size * size - math.log(2)  # log(erfc(|z|) / 2)
     below = torch.where(z > 0, tail, torch.full_like(tail, -1.0))
     beyond = torch.where(z > 0, torch.full_like(tail, -1.0), tail)
     return torch.where(z > 0, below, torch.log1p(-torch.exp(beyond)))
@@ -111,6 +112,7 @@ def log_add(x: torch.Tensor, other: torch.Tensor, base: float = math.e) -> torch
     most, x, other = (torch.where(infinite, torch.zeros_like(greater), each) for each in (stopped(greater), x, other))
     powers = [torch.exp(each - most) if base == math.e else torch.pow(base, each - most) for each in (x, other)]
     logarithm = torch.log(powers[0] + powers[1])
+    logarithm = logarithm + stopped(torch.log1p(torch.minimum(*powers)) - logarithm)  # with the digits of a small one
     return torch.where(infinite, greater, most + (logarithm if base == math.e else logarithm / math.log(base)))
 
 
@@ -122,7 +124,7 @@ def _erfcx(x: torch.Tensor) -> torch.Tensor:
         raise _inexact("special_erfcx")
     size = torch.where(x >= 0, x, -x)  # whose slope at 0 is 1
     t = 1 / (1 + size / 2)
-    right = t * torch.exp(_exponent(t))
+    right = t * torch.exp(erfc_exponent(t))
     left = torch.where(x < 0, x, torch.zeros_like(x))
     return torch.where(x < 0, 2 * torch.exp(left * left) - right, right)
 

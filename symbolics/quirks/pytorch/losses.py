@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ QUIRK = Quirk(
     seen="2.13, 0.7.2",
     wrong="TorchScript has no label_smoothing, no probabilities as targets of cross_entropy, and none of huber_loss, l1_loss, smooth_l1_loss, "
     "margin, poisson and triplet losses; multi_margin_loss without a batch has another shape under dynamo, multilabel_margin_loss another value; soft_margin_loss has no digits of a small loss; "
-    "the second derivative of huber_loss and smooth_l1_loss at 0 is 0",
+    "dynamo gives cross_entropy and nll_loss of each label no dimensions where sizes are open; the second derivative of huber_loss and smooth_l1_loss at 0 is 0",
 )
 
 _NONE, _MEAN, _SUM = 0, 1, 2  # what the functions of C++ take for reduction=; without it they take the first, whatever their schema says
@@ -108,12 +107,38 @@ def _poisson_nll(x: Tensor, target: Tensor, log_input: bool, full: bool, eps: fl
     return _reduced(loss, reduction)
 
 
+def _of_labels(logs: Tensor, target: Tensor, weight: Tensor | None, ignore_index: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """What each label adds to a loss, its weight, and whether it counts; of one that does not, the first two are 0."""
+    axis = 0 if logs.dim() == 1 else 1
+    kept = target != ignore_index
+    labels = torch.where(kept, target, torch.zeros_like(target))
+    # torch refuses a label below 0: the index that stands for it, no runtime has.
+    labels = torch.where(labels < 0, torch.full_like(labels, logs.shape[axis]), labels)
+    each = kept.to(logs.dtype) if weight is None else weight[labels] * kept.to(logs.dtype)
+    return -logs.gather(axis, labels.unsqueeze(axis)).squeeze(axis) * each, each, kept
+
+
+def _nll(x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = _NONE, ignore_index: Any = -100) -> Tensor:
+    """Of each label, where sizes are open: torch's decompositions then give the result no dimensions."""
+    open_ = any(isinstance(size, torch.SymInt) for size in (*x.shape, *target.shape))
+    if reduction != _NONE or not open_ or target.is_floating_point():
+        return NotImplemented
+    loss, _, kept = _of_labels(x, target, weight, ignore_index)
+    return torch.where(kept, loss, torch.zeros_like(loss))
+
+
 def _cross_entropy(
     x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = _NONE, ignore_index: Any = -100, label_smoothing: float = 0.0
 ) -> Tensor:
     """With smoothed labels, or with probabilities as targets; the rest has a translation."""
     probable = target.is_floating_point()
     if not (probable or label_smoothing):
+        return (
+            NotImplemented
+            if private.is_tracing()
+            else _nll(x.log_softmax(0 if x.dim() == 1 else 1), target, weight, reduction, ignore_index)
+        )
+    if not private.is_tracing():
         return NotImplemented
     axis = 0 if x.dim() == 1 else 1
     classes = x.shape[axis]
@@ -124,11 +149,7 @@ def _cross_entropy(
         target = target * (1 - label_smoothing) + label_smoothing / classes if label_smoothing else target
         loss = -(weighted * target).sum(axis)
         return loss.sum() / (loss.numel() if x.dim() > 1 else 1) if reduction == _MEAN else _reduced(loss, reduction)
-    kept = target != ignore_index
-    labels = torch.where(kept, target, torch.zeros_like(target))
-    labels = torch.where(labels < 0, torch.full_like(labels, classes), labels)  # torch refuses a label below 0: this index, no runtime has
-    each = kept.to(x.dtype) if weight is None else weight[labels] * kept.to(x.dtype)
-    likely = -logs.gather(axis, labels.unsqueeze(axis)).squeeze(axis) * each
+    likely, each, kept = _of_labels(logs, target, weight, ignore_index)
     smooth = -weighted.sum(axis)
     loss = (1 - label_smoothing) * likely + smooth * (label_smoothing / classes)
     # Behind all that is added up: what is ignored has the gradient 0 also where all is, and the mean is 0 / 0.
@@ -136,11 +157,10 @@ def _cross_entropy(
     return loss.sum() / each.sum() if reduction == _MEAN else _reduced(loss, reduction)
 
 
-_TRACED: dict[str, Callable[..., Any]] = {
-    "l1_loss": _l1, "cross_entropy_loss": _cross_entropy,
-}  # fmt: skip
 LOSSES: dict[Any, Rewrite] = {
-    **{private.inner_function(name): instead_in_torchscript(formula) for name, formula in _TRACED.items()},
+    private.inner_function("l1_loss"): instead_in_torchscript(_l1),
+    private.inner_function("cross_entropy_loss"): instead(_cross_entropy),
+    private.inner_function("nll_loss_nd"): instead(_nll),
     private.inner_function("huber_loss"): instead(_huber),
     private.inner_function("smooth_l1_loss"): instead(_smooth_l1),
     private.inner_function("soft_margin_loss"): instead(_soft_margin),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,8 +58,8 @@ def _exact(x: torch.Tensor, sizes: Any, scales: Any = None, *more: Any) -> torch
 
 
 def _floor(x: torch.Tensor, sizes: Any, scales: Any = None, *more: Any) -> torch.Tensor:
-    """Whole factors stay a Resize, which repeats elements."""
-    if more or not isinstance(scales, (list, tuple)) or all(float(scale).is_integer() for scale in scales):
+    """Whole factors, and powers of two, stay a Resize, which is exact for them."""
+    if more or not isinstance(scales, (list, tuple)) or all(float(scale).is_integer() or math.frexp(scale)[0] == 0.5 for scale in scales):
         return NotImplemented
     return _resized(x, None, scales, 0.0)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from symbolics import torch_private as private
 from symbolics.errors import ExportError
 from symbolics.quirks.pytorch.lengths import is_open, number_of
 from symbolics.quirks.quirk import Quirk
@@ -19,15 +20,17 @@ QUIRK = Quirk(
     wrong="logdet is the logarithm of Det, which leaves float32: -inf, inf or few digits of a large matrix, or of a small one of small numbers",
 )
 
-_MOST = 4  # rows; beyond that the determinant of numbers up to 1 may be none, too
+_MOST = 8  # rows; beyond that the determinant of numbers up to 1 may be none, too
+_MOST_IN_DOUBLE = 4  # onnxruntime has no Det of float64, and formulas stand for it up to here
 
 
 def _log_det(x: torch.Tensor) -> torch.Tensor:
     """Rows and columns divided by their largest elements, whose logarithms are added: no gradient flows through these, for any divisor will do."""
     if not x.is_floating_point() or x.dim() < 2:
         return NotImplemented
-    sizes = [number_of(size) for size in x.shape[-2:] if not is_open(size)]  # of a square matrix, one says the other
-    if not sizes or sizes[0] > _MOST:
+    batched = private.is_tracing() and x.dim() > 2  # where the size of a batch may be that of the matrices in the example alone
+    sizes = [number_of(size) for size in x.shape[-2:] if batched or not is_open(size)]  # of a square matrix, one says the other
+    if not sizes or sizes[0] > (_MOST_IN_DOUBLE if x.dtype is torch.float64 else _MOST):
         raise _untranslated(sizes)
     if sizes[0] == 0:
         return NotImplemented

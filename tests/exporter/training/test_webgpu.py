@@ -140,6 +140,7 @@ def _trained(ask, step, batches):
 @pytest.mark.parametrize("task", [_mlp, _spiking, _gpt, _noisy, _lenet])
 def test_a_step_trains_on_webgpu_alone(task, dynamo, ask):
     model, batches, loss, options = task()
+    near = 2e-4 if task is _lenet else 2e-5  # of a convolution net, AdamW divides more of rounding
     step = exporter.export_training_step(
         model, batches[0][:1], loss=loss, targets=batches[0][1:], optimizer="adamw", hyperparameters={"lr": 0.003}, dynamo=dynamo, **options
     )
@@ -151,7 +152,7 @@ def test_a_step_trains_on_webgpu_alone(task, dynamo, ask):
     assert losses[-1] != losses[0]
     assert state["state.step"] == STEPS
     for name in step.layout.parameters.values():
-        np.testing.assert_allclose(state[name], after[name], rtol=1e-3, atol=2e-4 * np.abs(after[name]).max(), err_msg=name)
+        np.testing.assert_allclose(state[name], after[name], rtol=1e-3, atol=near * np.abs(after[name]).max(), err_msg=name)
 
 
 def test_open_sizes_and_a_step_as_it_is(ask):

@@ -101,6 +101,20 @@ def test_a_small_sum_of_large_numbers_is_not():
     assert compare(_results(wanted), _results(precise), _results(off), {})[0].ok
 
 
+def test_what_a_provider_rounds_does_not_stand_alone():
+    wanted = torch.cat([torch.full((8,), 1e4), torch.linspace(1, 2, 9)])
+    precise, off = wanted.double(), wanted.clone()
+    precise[8:] += 1e-4
+    off[8:] += 1.0
+    assert compare(_results(wanted), _results(precise), _results(off), {}, torch.bfloat16)[0].ok
+
+
+def test_subnormal_numbers_are_no_rest():
+    wanted = torch.cat([torch.full((8,), 2e3), torch.linspace(1, 2, 9), torch.exp(-torch.arange(88.0, 96.0))])
+    flushed = torch.where(wanted.abs() < torch.finfo(torch.float32).tiny, 0.0, wanted)
+    assert compare(_results(wanted), _results(wanted.double()), _results(flushed), {})[0].ok
+
+
 @pytest.mark.parametrize(("error", "ok"), [(1e-2, False), (1e-7, True)])
 def test_gradients_beside_that_of_a_mask_are_measured_by_themselves(error, ok):
     one, mask = torch.ones(1), torch.full((4,), 1e9)

@@ -367,7 +367,7 @@ KEEPS_NOTHING = [
 ]  # fmt: skip
 
 
-MODE, LEVEL, LOUD, TALKS = "", 1, False, False
+MODE, LEVEL, LOUD, TALKS, KINDS = "", 1, False, False, (1, 2)
 
 
 class Options:
@@ -387,7 +387,7 @@ def _compared(ctx, x):
     if MODE == "state":
         history.append(x)
         x = x * len(history)
-    elif LEVEL > 2 or MODE in ("a", "b"):
+    elif LEVEL > 2 or MODE in ("a", "b") or MODE in ["c"]:
         history.append(x)
     return x
 
@@ -451,5 +451,19 @@ def _of_a_namespace(ctx, x):
     return x
 
 
+def _counted(ctx, x):
+    n = LEVEL
+    n += x.dim()
+    if n > 1:
+        history.append(x)
+    return x
+
+
+def _of_two_kinds(ctx, x):
+    if KINDS != [1, 2]:  # a tuple is no list
+        history.append(x)
+    return x
+
+
 DEAD = [_compared, _not_loud, _in_an_expression, _of_a_class, _renamed]
-LIVE = [_set_elsewhere, _set_in_a_class, _other_side, _of_an_argument, _of_a_namespace]
+LIVE = [_set_elsewhere, _set_in_a_class, _other_side, _of_an_argument, _of_a_namespace, _counted, _of_two_kinds]

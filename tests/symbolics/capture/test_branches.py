@@ -247,8 +247,26 @@ def in_one_window(x):
 def test_a_window_as_long_as_an_axis_is_said_where_that_is_open():
     (message,) = kept(in_one_window)
     assert "the window of max_pool2d()" in message and "the open axis 'n'" in message
-    program = exporter.export(Calling(in_one_window), (x := torch.randn(6, 4),), dynamo=False, dynamic_shapes=({1: torch.export.Dim("m")},))
-    torch.testing.assert_close(exporter.load(program)(x), in_one_window(x))
+
+
+def in_one_row(x):
+    return functional.max_pool2d(x[None], kernel_size=[1, x.size(1)])
+
+
+def test_a_window_of_a_fixed_axis_is_right_at_other_sizes():
+    assert kept(in_one_row) == []
+    program = exporter.export(Calling(in_one_row), (torch.randn(6, 4),), dynamo=False, dynamic_shapes=({0: torch.export.Dim("n")},))
+    x = torch.randn(9, 4)
+    torch.testing.assert_close(exporter.load(program)(x), in_one_row(x))
+
+
+def in_as_many_means(x):
+    return functional.adaptive_avg_pool2d(x[None], (x.shape[0] - 1, 1))
+
+
+def test_so_is_an_adaptive_size():
+    (message,) = kept(in_as_many_means)
+    assert "the size of adaptive_avg_pool2d()" in message and "the open axis 'n'" in message
 
 
 def on_derived_but_known_axes(x):

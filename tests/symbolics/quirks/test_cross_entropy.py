@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import exporter
 from tests.support import Calls
@@ -67,3 +68,25 @@ def test_where_all_is_ignored_the_gradient_is_zero(smoothing, dynamo):
     value.backward()
     assert value.isnan()
     torch.testing.assert_close(other.grad, x.grad)
+
+
+OF_EACH = {
+    "sum": lambda x, y: functional.cross_entropy(x, y, reduction="none").sum(),
+    "behind": lambda x, y: (functional.cross_entropy(x, y, reduction="none") * 0.1).exp().sum(),
+    "itself": lambda x, y: functional.cross_entropy(x, y, reduction="none"),
+    "weighted": lambda x, y: functional.cross_entropy(x, y, torch.arange(1.0, 6), ignore_index=2, reduction="none").mean(),
+    "nll": lambda x, y: functional.nll_loss(x.log_softmax(1), y, torch.arange(1.0, 6), ignore_index=2, reduction="none").square().mean(),
+}
+
+
+@pytest.mark.parametrize("more", [(), (3,)], ids=["rows", "positions"])
+@pytest.mark.parametrize("name", OF_EACH)
+def test_losses_of_each_label_at_open_sizes(name, more, dynamo):
+    """torch's decompositions give them no dimensions, so that a sum of them was none."""
+    loss, axes = OF_EACH[name], ({0: "batch"}, {0: "batch"})
+    example = torch.randn(6, 5, *more), torch.randint(5, (6, *more))
+    module = exporter.load(exporter.export(Calls(loss), example, dynamo=dynamo, dynamic_shapes=(axes,)))
+    x, y = torch.randn(9, 5, *more, requires_grad=True), torch.randint(5, (9, *more))
+    value, wanted = module(x, y), loss(x, y)
+    torch.testing.assert_close(value, wanted)
+    torch.testing.assert_close(torch.autograd.grad(value.sum(), x), torch.autograd.grad(wanted.sum(), x))

@@ -14,6 +14,7 @@ MATRICES = {
     "large numbers": 1e18 * torch.eye(4) + 1e17,
     "of two kinds": torch.stack([1e15 * torch.eye(4) + 1e14, 1e-15 * torch.eye(4) + 1e-16]),
     "units": torch.diag(torch.tensor([1.0, 1e-15, 1e-15, 1e-15])) + 1e-17,
+    "eight rows": 0.1 * torch.eye(8) + 0.01,
     "one row": torch.tensor([[2.0]]),
     "below 0": -torch.eye(3),
     "float64": 1e-100 * torch.eye(4, dtype=torch.float64) + 1e-101,
@@ -64,6 +65,15 @@ def test_an_open_batch_of_small_ones(dynamo):
     x = torch.rand(5, 3, 3) * 1e-15
     module = exporter.load(exporter.export(Model(), (x,), dynamo=dynamo, dynamic_shapes=({0: "batch"},)))
     x = torch.stack([torch.eye(3) * 1e-17] * 7)
+    torch.testing.assert_close(module(x), torch.logdet(x))
+
+
+def test_an_open_batch_that_is_as_long_as_the_matrix(dynamo):
+    x = torch.eye(3) * 1e-15 + torch.rand(3, 3, 3) * 1e-16
+    module = exporter.load(
+        exporter.export(Calls(lambda x: x.logdet()), (x,), dynamo=dynamo, dynamic_shapes=(({0: torch.export.Dim("batch")},),))
+    )
+    x = torch.stack([torch.eye(3) * 1e-17] * 5)
     torch.testing.assert_close(module(x), torch.logdet(x))
 
 
