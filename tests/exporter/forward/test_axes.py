@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import exporter
+from exporter.forward.arguments import check_shapes
 from tests.support import Calls
 
 
@@ -173,3 +174,18 @@ def test_names_in_keywords_of_any_name():
     args, shapes = (torch.randn(4, 3),), {"tensors": ({0: "n"},), "other": {0: "n"}}
     program = exporter.export(_Many(), args, kwargs={"other": torch.randn(4, 3)}, dynamo=False, dynamic_shapes=shapes)
     assert [value.shape[0] for value in program.model.graph.inputs] == ["n", "n"]
+
+
+class _Named(torch.nn.Module):
+    def forward(self, x, *rest, k=None, **more):
+        return x
+
+
+def test_axes_of_what_a_wrapped_module_takes():
+    """Also of its ``*args`` and ``**kwargs``, and by the names of what wraps it."""
+    x, wrapped = torch.randn(3, 2), torch.nn.DataParallel(_Named())
+    shapes = {"x": {0: "n"}, "rest": ({0: "m"}, None), "mask": {1: "w"}}
+    found = check_shapes(wrapped, (x, x, x), {"mask": x}, shapes)
+    assert found == {"inputs": ({0: "n"}, {0: "m"}, None), "kwargs": {"mask": {1: "w"}}}
+    own = {"inputs": ({0: "n"}, None, None), "kwargs": {"mask": None}}
+    assert check_shapes(wrapped, (x, x, x), {"mask": x}, own) == own
