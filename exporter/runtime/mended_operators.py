@@ -274,8 +274,9 @@ class GridSample(OnnxGridSample):
         return onnx_own._run(X, grid, mode=mode, padding_mode=padding_mode, align_corners=align_corners)
 
     def _gs_denormalize_coordinates(self, n: Any, dims: Any, align_corners: Any) -> np.ndarray:
-        own = self._gs_denormalize
-        return np.array([own(n=each, length=size, align_corners=align_corners) for each, size in zip(n, dims, strict=False)])
+        """From -1 to 1 to the places of elements: those of the first and the last one, or the outer edges of these."""
+        places, sizes = np.asarray(n), np.asarray(dims, np.float64)[: len(n)]
+        return (places + 1) / 2 * (sizes - 1) if align_corners else ((places + 1) * sizes - 1) / 2
 
 
 def _by_row(

@@ -306,6 +306,7 @@ def invented_complex_nodes(program: torch.export.ExportedProgram) -> list[Captur
             and name[2] not in _PAIRS
             and _gives_complex(node)
             and not any(map(_gives_complex, node.all_input_nodes))
+            and not (name[2] == "scalar_tensor" and not isinstance(node.args[0], complex))  # a real number, which pairs take as one
         ):
             found.append(_captured(node if node.meta.get("stack_trace") else next(iter(node.users), node)))
     return found

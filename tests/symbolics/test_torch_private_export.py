@@ -481,3 +481,13 @@ def test_given_data():
     program = torch.export.export(Gives(2, 2), (torch.zeros(1, 2),), strict=True)
     assert private.given_data(program) == ["weight"]
     assert private.given_data(torch.export.export(torch.nn.Linear(2, 2), (torch.zeros(1, 2),))) == []
+
+
+def test_invented_complex_nodes():
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            z = torch.fft.rfft(x)
+            return torch.view_as_real(z * torch.ones(3, dtype=z.dtype) * 2 + torch.polar(x[:3], x[:3]))
+
+    program = torch.export.export(Model(), (torch.randn(4),), strict=False)
+    assert [node.operator for node in private.invented_complex_nodes(program)] == ["aten::ones"]

@@ -116,3 +116,12 @@ def test_own_step():
     assert private.own_step(optimizer) is None
     optimizer.step = own = lambda closure=None: None
     assert private.own_step(optimizer) is own
+
+
+def test_wrapped_module():
+    inner = nn.Linear(2, 2)
+    assert private.wrapped_module(inner) is None
+    assert private.wrapped_module(nn.DataParallel(inner)) is inner
+    assert private.wrapped_module(torch.compile(inner, backend="eager")) is inner, (
+        "torch.compile's OptimizedModule has its module elsewhere (_orig_mod)"
+    )

@@ -9,6 +9,7 @@ import pytest
 import sympy
 import torch
 from torch.autograd.function import once_differentiable
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from symbolics import torch_private as private
 from symbolics.capture.translate import translations
@@ -312,3 +313,15 @@ def test_refusals_watched(own):
     with mode, contextlib.suppress(Exception):
         assert x.item() > 0
     assert len(told) == 1
+
+
+def test_sizes_apart():
+    def function(x, n):
+        return torch.zeros(x.shape[0]) + n
+
+    def traced():
+        return operators(make_fx(function, tracing_mode="symbolic")(torch.ones(3, 2), 3))
+
+    assert aten.sym_size.int not in traced(), "a trace no longer joins equal sizes: sizes_apart can go"
+    with private.sizes_apart():
+        assert aten.sym_size.int in traced(), "a trace joins equal sizes elsewhere (torch._inductor.fx_passes.dedupe_symint_uses)"

@@ -38,3 +38,21 @@ def test_those_that_are_made_of_real_ones_are_written(dtype):
 
     u = torch.randn(2, 16, dtype=dtype)
     torch.testing.assert_close(exporter.load(exporter.export(Calls(forward), (u,)))(u), forward(u), rtol=1e-3, atol=1e-2)
+
+
+REAL_NUMBERS = {
+    "times": lambda f: 2.5 * f * 3 / 4,
+    "plus": lambda f: 1 - (f + 2) - 0.5,
+    "over": lambda f: 1 / (f + 3),
+    "sum": lambda f: f.sum(-1, keepdim=True) / f.shape[-1],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", REAL_NUMBERS)
+def test_real_numbers_beside_complex_ones_are_right(name, dtype):
+    def forward(x):
+        return torch.view_as_real(REAL_NUMBERS[name](torch.view_as_complex(x)))
+
+    x = torch.randn(3, 4, 2, dtype=dtype)
+    torch.testing.assert_close(exporter.load(exporter.export(Calls(forward), (x,)))(x), forward(x))
