@@ -88,6 +88,7 @@ _SAMPLES: dict[str, list[tuple[Any, ...]]] = {  # those that the database does n
     "arctan2_": [(_x, _x.flip(0))],
     "clip_": [(_x, -1.0, 1.0), (_x, torch.tensor(-1.0), torch.tensor(1.0))],
     "cross_entropy_loss": [(_x, torch.tensor([0, 2]), None, 2, -100, 0.1)],
+    "nll_loss_nd": [(_x, torch.tensor([0, 2]), None, 0, -100), (_x, torch.tensor([0, 2]), None, 1, 2)],
     "divide_": [(_x, _x.flip(0))],
     "embedding": [(_x, _i), (_x, _i, 1)],
     "embedding_bag": [(_x, _i, torch.tensor([0, 2])), (_x, _i, torch.tensor([0, 2]), False, 1)],
