@@ -292,19 +292,20 @@ def _by_row(
         layout: Where the axis of the sequences is.
     """
     batch, time = (0, 1) if layout else (1, 0)
+    axes = (0 if layout else 2, batch, batch)  # where the sequences are in all of its outputs, and in its last states
 
     def of(value: np.ndarray | None, row: int) -> np.ndarray | None:
         return None if value is None else value.take([row], batch)
 
     whole, rows = run(x, *given), list[list[np.ndarray]]()
     for row, length in enumerate(lengths.tolist()):
-        blank = [np.zeros_like(each.take([row], (0 if layout else 2) if k == 0 else batch)) for k, each in enumerate(whole)]
+        blank = [np.zeros_like(each.take([row], axis)) for each, axis in zip(whole, axes, strict=False)]
         if length:
             every, *last = run(of(x, row).take(range(length), time), *(of(value, row) for value in given))  # type: ignore[union-attr]
             blank[0][(slice(None),) * time + (slice(length),)] = every
             blank[1:] = last
         rows.append(blank)
-    return tuple(np.concatenate(parts, (0 if layout else 2) if k == 0 else batch) for k, parts in enumerate(zip(*rows, strict=True)))
+    return tuple(np.concatenate(parts, axis) for parts, axis in zip(zip(*rows, strict=True), axes, strict=False))
 
 
 class _Recurrence(OpRun):
@@ -425,22 +426,21 @@ class MendedEvaluator(ReferenceEvaluator):
 
 def refusal(error: Exception) -> RunError:
     """What to raise from an error of onnx.reference, which says nothing of the node at which it was."""
-    nodes = list[onnx.NodeProto]()
-    first: BaseException = error
-    for first in causes(error):  # what it calls says anew what its own operators raised
-        trace = first.__traceback__
+    nodes, chain = list[onnx.NodeProto](), list(causes(error))  # what calls an operator says anew what that raised
+    for each in chain:
+        trace = each.__traceback__
         while trace is not None:  # the innermost: that in a body or a function, where the outer one is a Loop or the call
             found = trace.tb_frame.f_locals
             operator = found.get("self")
             proto = operator.onnx_node if isinstance(operator, OpRun) else found.get("node")
-            if isinstance(proto, onnx.NodeProto) and not any(proto is each for each in nodes):
+            if isinstance(proto, onnx.NodeProto) and not any(proto is known for known in nodes):
                 nodes.append(proto)
             trace = trace.tb_next
     where = f" at {_described(nodes[-1])}" if nodes else ""
     for outer in [node for node in reversed(nodes[:-1]) if node.domain][:2]:  # calls: a Loop says little more than the node in it
         where += f", in {_described(outer)}"
     return RunError(
-        f"onnx.reference cannot run the model{where} ({type(first).__name__}: {clean(' '.join(str(first).split()), 1000).rstrip('.')}).\n"
+        f"onnx.reference cannot run the model{where} ({type(chain[-1]).__name__}: {clean(' '.join(str(chain[-1]).split()), 1000).rstrip('.')}).\n"
         "  way out: run the model on onnxruntime, by exporter.inference_session or exporter.load"
     )
 

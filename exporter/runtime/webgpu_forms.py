@@ -262,10 +262,9 @@ def channels_in_fours(model: ir.Model) -> int:
         if shape is None or len(shape) not in (3, 4):
             return None
         outputs, channels, *kernel = shape
-        sizes = [size for size in kernel if isinstance(size, int)]
         if type(channels) is not int or channels in (0, 3) or channels % 3 or not channels % 4:
             return None
-        if (type(outputs) is int and outputs % 4) or (len(sizes) == len(kernel) and max(sizes) == 1):
+        if (type(outputs) is int and outputs % 4) or all(size == 1 for size in kernel):
             return None
         pads = op.i64([0] * (len(shape) + 1) + [-channels % 4] + [0] * (len(shape) - 2))
         return [

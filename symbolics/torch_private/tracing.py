@@ -434,9 +434,8 @@ class _Translator:
 
         nodes = list(graph.graph.nodes)
         for node in nodes:
-            if (
-                node.op == "placeholder" and "val" not in node.meta
-            ):  # a size that is a number: the graph has that, and does not read its input
+            # A size that is a number: the graph has that, and does not read its input.
+            if node.op == "placeholder" and "val" not in node.meta:
                 node.meta["val"] = torch.empty((), dtype=torch.int64, device="meta")
         inputs = [InputSpec(InputKind.USER_INPUT, argument(node), None) for node in nodes if node.op == "placeholder"]
         outputs = [OutputSpec(OutputKind.USER_OUTPUT, argument(node), None) for node in nodes[-1].args[0]]

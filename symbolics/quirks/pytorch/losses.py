@@ -118,10 +118,15 @@ def _of_labels(logs: Tensor, target: Tensor, weight: Tensor | None, ignore_index
     return -logs.gather(axis, labels.unsqueeze(axis)).squeeze(axis) * each, each, kept
 
 
+def _is_of_each(x: Tensor, target: Tensor, reduction: int) -> bool:
+    """Whether torch.export captures a loss of each label, at open sizes."""
+    open_ = any(isinstance(size, torch.SymInt) for size in (*x.shape, *target.shape))
+    return reduction == _NONE and open_ and not target.is_floating_point()
+
+
 def _nll(x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = _NONE, ignore_index: Any = -100) -> Tensor:
     """Of each label, where sizes are open: torch's decompositions then give the result no dimensions."""
-    open_ = any(isinstance(size, torch.SymInt) for size in (*x.shape, *target.shape))
-    if reduction != _NONE or not open_ or target.is_floating_point():
+    if not _is_of_each(x, target, reduction):
         return NotImplemented
     loss, _, kept = _of_labels(x, target, weight, ignore_index)
     return torch.where(kept, loss, torch.zeros_like(loss))
@@ -133,11 +138,9 @@ def _cross_entropy(
     """With smoothed labels, or with probabilities as targets; the rest has a translation."""
     probable = target.is_floating_point()
     if not (probable or label_smoothing):
-        return (
-            NotImplemented
-            if private.is_tracing()
-            else _nll(x.log_softmax(0 if x.dim() == 1 else 1), target, weight, reduction, ignore_index)
-        )
+        if not _is_of_each(x, target, reduction):
+            return NotImplemented
+        return _nll(x.log_softmax(0 if x.dim() == 1 else 1), target, weight, reduction, ignore_index)
     if not private.is_tracing():
         return NotImplemented
     axis = 0 if x.dim() == 1 else 1

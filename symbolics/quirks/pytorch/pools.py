@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from symbolics import torch_private as private
 from symbolics.errors import ExportError
+from symbolics.quirks.pytorch.lengths import number_of
 from symbolics.quirks.quirk import Quirk
 from symbolics.quirks.rewriting import Rewrite, call
 
@@ -82,7 +83,7 @@ def _adaptive(n: int) -> Rewrite:
         rest = False
         for axis, size in zip(range(-n, 0), _each(asked, n, ())):
             length = x.shape[axis]
-            if size is None or (size == 1 and n < 3) or (private.is_tracing() and _is_multiple(length, size)):
+            if size is None or (size == 1 and n < 3) or (private.is_tracing() and number_of(length) % size == 0):
                 rest = rest or size is not None
             elif private.is_tracing() or n == 3 or isinstance(length, torch.SymInt):
                 x = (x.transpose(axis, -1) @ _shares(length, size, x)).transpose(axis, -1)
@@ -91,11 +92,6 @@ def _adaptive(n: int) -> Rewrite:
         return func(x, asked) if rest else x
 
     return called
-
-
-def _is_multiple(length: Any, size: int) -> bool:
-    with private.paused_capture():
-        return int(length) % size == 0
 
 
 def _shares(length: Any, size: int, like: torch.Tensor) -> torch.Tensor:
@@ -124,8 +120,7 @@ def _largest(n: int) -> Rewrite:
 
 def _number(size: Any) -> Any:
     """A size of a trace as the example's number: `symbolics.capture.trace.sizes` says so of open axes."""
-    with private.paused_capture():
-        return int(size) if size.dim() == 0 and size.dtype is torch.int64 else size
+    return number_of(size) if size.dim() == 0 and size.dtype is torch.int64 else size
 
 
 def _batched(n: int, inner: Rewrite | None = None) -> Rewrite:
